@@ -24,10 +24,14 @@ class View:
     corpus: str
     split: str
     captions_per_item: int | None = None  # None is all of them, 5 the first five by position
-    text: str = HUMAN  # the source of the captions
+    text: str = HUMAN  # the source of the captions; semantics/IDENTITY names one of several outputs
 
     def __post_init__(self) -> None:
         one_or_more(captions_per_item=self.captions_per_item)
+
+    @property
+    def source(self) -> str:
+        return self.text.partition("/")[0]
 
 
 class Config(Protocol):  # a model's frozen dataclass of plain values
@@ -225,5 +229,5 @@ class Recipe:
         for view in (self.view, self.validation, self.unannotated):
             if view is not None and "test" in view.split.lower():
                 raise ValueError(f"{where} would train or choose on split {view.split!r}")
-        if self.unannotated is not None and self.unannotated.text == HUMAN:
+        if self.unannotated is not None and self.unannotated.source == HUMAN:
             raise ValueError(f"{where}: the un-annotated stream must not read what people wrote")

@@ -1,7 +1,7 @@
 """The flags that several commands share, and what they name."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -102,9 +102,24 @@ def building(parser: Parser) -> None:
     workers(parser)
     settings(parser, "resnet.crop=256; `xmodal settings STAGE` lists them; another value is another output")
     files(parser, "in place of those that a setting names", "for the stage sentences")
+    named_files(parser)
+    quiet(parser)
+
+
+def named_files(parser: Parser) -> None:
     file = "a file by the name that a stage gives it: weights=FILE is --weights FILE"
     parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH", help=file)
-    quiet(parser)
+
+
+def files_by_name(args: Args, known: Collection[str]) -> dict[str, Path]:
+    """The files of --file; `known` are names that stages give."""
+    files = dict[str, Path]()
+    for text in args.file:
+        name, _, file = text.partition("=")
+        if name not in known or not file:
+            raise UserError(f"--file takes NAME=PATH, not {text!r}; the names are: {', '.join(sorted(known))}")
+        files[name] = Path(file).expanduser()
+    return files
 
 
 def most_absent(parser: Parser) -> None:
@@ -180,11 +195,7 @@ def build_options(args: Args) -> "BuildOptions":
     first = with_needs(["records", *named.intersection(targets())])
     settings = parse_settings(args.set, {kind.name: kind.config() for kind in kinds}, first, known)
     files = {name: file for name in ("weights", "vectors") if (file := getattr(args, name))}
-    for text in args.file:
-        name, _, file = text.partition("=")
-        if name not in known or not file:
-            raise UserError(f"--file takes NAME=PATH, not {text!r}; the names are: {', '.join(known)}")
-        files[name] = Path(file).expanduser()
+    files |= files_by_name(args, known)
     return BuildOptions(open_storage(args.root), runner(args), progress(args), args.raw, settings, files)
 
 

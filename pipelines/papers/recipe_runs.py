@@ -1,8 +1,7 @@
 """Recipes by name or from a user's file, with settings, trained and evaluated."""
 
-import shlex
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -12,14 +11,10 @@ from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.typed_settings import apply, nearest, parse_settings
 from xmodal import models
 from xmodal.errors import UserError
-from xmodal.features.contact_sheets import DrawnPicture, contact_sheet, save_sheets
-from xmodal.features.frame_store import NAME as FRAMES
-from xmodal.features.frame_store import FrameStore
 from xmodal.progress import Silence
 from xmodal.recipes import Config, Features, Phase, Recipe, Tokens, View
 from xmodal.records.derived_splits import Share
-from xmodal.records.tables import Caption, read_rows
-from xmodal.records.views import members, splits
+from xmodal.records.views import splits
 from xmodal.root.storage import open_storage
 from xmodal.text.tokenizers import tokenizer
 from xmodal.training.run_setup import Setup
@@ -188,25 +183,5 @@ def look(run: Path, setup: Setup, split: str | None, folder: Path | None, **some
 
     if folder is None:
         return asdict(probe(str(run), setup, split))
-    return _drawn(folder, draw(str(run), setup, split, folder, **some))
-
-
-def look_at_clips(
-    corpus: str, setup: Setup, folder: Path, *, items: Sequence[str] = (), first: int = 8, split: str | None = None
-) -> dict[str, Any]:
-    records = setup.tables(corpus)
-    store = FrameStore(setup.store(FRAMES, records).output)
-    among = set(store.ids) if split is None else members(records, split)
-    ids = list(items) or [id for id in store.ids if id in store and id in among][:first]
-    if not ids and first:
-        root = shlex.quote(setup.root)
-        raise UserError(f"no clip of {split or corpus} has frames: `xmodal status --root {root}` says why")
-    first_captions = (one for one in read_rows(records, Caption) if one.source == "human" and not one.position)
-    caption_of = dict.fromkeys(ids, "") | {one.item: one.text for one in first_captions if one.item in ids}
-    sheets = ((id, caption, contact_sheet(store, id, caption)) for id, caption in caption_of.items())
-    with setup.progress.over("draw", len(caption_of), unit="clips") as tick:
-        return _drawn(folder, list(save_sheets(folder, sheets, tick)))
-
-
-def _drawn(folder: Path, pictures: Sequence[DrawnPicture]) -> dict[str, Any]:
+    pictures = draw(str(run), setup, split, folder, **some)
     return {"folder": str(folder), "pictures": [asdict(one) for one in pictures]}

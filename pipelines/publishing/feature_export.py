@@ -11,10 +11,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from pipelines.engine.progress_line import ProgressLine
+from xmodal.detection.region_formats import RegionsToWrite, names_beside, writer_for
+from xmodal.detection.region_store import PictureRegions, RegionStore, regions_file
 from xmodal.errors import UserError
 from xmodal.features.foreign_formats import BLOCK, COPIES, HDF5, open_hdf5, read_ids, refuse_twice
 from xmodal.features.frame_store import clips_file
@@ -48,6 +51,18 @@ class Export:
         values = blocks if self.store.spec.ragged else (row for block in blocks for row in block)
         return zip(self.ids, values, strict=True)
 
+    def regions(self, store: RegionStore) -> RegionsToWrite:
+        table = store.table
+        known = (bool(pc.sum(pc.list_value_length(table[f"{kind}_ids"])).as_py()) for kind in ("class", "attribute"))
+        lengths = store.store.lengths(store.store.rows(self.ids))
+        spec = store.store.spec
+        return RegionsToWrite(self._pictures(store), self.ids, lengths, spec.row_shape[0], spec.dtype, *known)
+
+    def _pictures(self, store: RegionStore) -> Iterator[PictureRegions]:
+        for id in self.ids:
+            yield store.picture(id)
+            self.tick(1)
+
 
 def export_features(
     features: str,
@@ -60,12 +75,16 @@ def export_features(
 ) -> dict[str, Any]:
     """Exports features in the format of the name `out`: x.npy, x.h5, x.tar, or a folder with an npz an item.
 
+    Regions of a detector are written with their boxes, as `xmodal/detection/region_formats.py` says; to x.tar without.
     The items are those of a split or a file of ids, in its order, or all; absent ones are left out. Beside x.npy lies
     x_ids.txt, an id a line; beside x_ims.npy of a split x_caps.txt, too, as SCAN reads it: line i is of row i // 5.
     """
     if corpus and not split:
         raise UserError("--corpus says whose the split is: name that with --split")
     store = FeatureStore(features, array)
+    regions = None
+    if regions_file(0) in store.output.files and store.spec.name == store.names[0] and writer_for(out):
+        regions = RegionStore(store.output)
     wanted: Sequence[str] = read_ids(ids) if ids else store.ids
     root, _, stage = store.output.storage.url.rpartition("/")
     features_here = Output(open_storage(root or "/"), f"{stage}/{store.output.folder}")
@@ -82,12 +101,13 @@ def export_features(
     lines: dict[str, Sequence[str]] = {f"{out.stem}_ids.txt": present} if out.suffix == ".npy" else {}
     if split and out.name.endswith("_ims.npy"):
         lines[f"{out.name.removesuffix('_ims.npy')}_caps.txt"] = _five_captions(records, split, present)
-    _refuse_to_export(store, present, out, lines)
+    beside = (*lines, *(names_beside(out) if regions else ()))
+    _refuse_to_export(store, present, out, beside, regions is not None)
     with show.over("export", total=len(present), unit="items") as tick:
-        _write(Export(store, present, tick), out, lines)
+        _write(Export(store, present, tick), regions, out, lines, beside)
     return {
         "path": str(out),
-        "beside": list(lines),
+        "beside": list(beside),
         "items": len(present),
         "absent": len(wanted) - len(present),
         "dtype": store.spec.dtype,
@@ -101,14 +121,24 @@ def _corpus_of(features: Output) -> str:
     return str(records[0].config["corpus"]) if records else "CORPUS"
 
 
-def _write(export: Export, out: Path, lines: Mapping[str, Sequence[str]]) -> None:
+def _write(
+    export: Export,
+    regions: RegionStore | None,
+    out: Path,
+    lines: Mapping[str, Sequence[str]],
+    beside: Sequence[str],
+) -> None:
+    write_regions = writer_for(out)
     writers = {".npy": _write_npy, ".tar": _write_tar, "": _write_folder} | dict.fromkeys(HDF5, _write_hdf5)
     try:
         with TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as folder:
             for name, texts in lines.items():
                 Path(folder, name).write_text("".join(f"{text}\n" for text in texts), "utf-8")
-            writers[out.suffix](Path(folder, out.name), export)
-            for name in (*lines, out.name):  # `out` last
+            if regions and write_regions:
+                write_regions(Path(folder, out.name), export.regions(regions))
+            else:
+                writers[out.suffix](Path(folder, out.name), export)
+            for name in (*beside, out.name):  # `out` last
                 Path(folder, name).rename(out.with_name(name))
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror or error}") from error
@@ -124,8 +154,12 @@ def _five_captions(records: Output, split: str, ids: Sequence[str]) -> list[str]
     return lines
 
 
-def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside: Iterable[str]) -> None:
-    if out.suffix not in ("", ".npy", ".tar", *HDF5):
+def _refuse_to_export(
+    store: FeatureStore, ids: Sequence[str], out: Path, beside: Iterable[str], with_boxes: bool
+) -> None:
+    if out.suffix == ".tsv" and not with_boxes:
+        raise UserError(f"{out}: a .tsv is of regions with boxes, which {store.output.where} has not")
+    if out.suffix not in ("", ".npy", ".tsv", ".tar", *HDF5):
         raise UserError(f"{out}: give x.npy, x.h5, x.tar, or x without an ending, a folder with an npz an item")
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
@@ -140,7 +174,7 @@ def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside
             "draws them, xmodal.features.frame_store.FrameStore reads them, `xmodal build CORPUS/clips` makes features"
         )
     refuse_twice(ids, out)
-    if store.spec.ragged and out.suffix == ".npy":
+    if store.spec.ragged and out.suffix == ".npy" and not with_boxes:
         raise UserError(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")
     for id in ids:
         if not _can_hold(out.suffix, id):
@@ -151,6 +185,8 @@ def _refuse_to_export(store: FeatureStore, ids: Sequence[str], out: Path, beside
 
 
 def _can_hold(suffix: str, id: str) -> bool:
+    if suffix == ".tsv":
+        return not set("\t\r\n") & set(id)
     if suffix in HDF5:
         return "\0" not in id  # HDF5 ends text there
     if suffix == ".npy":

@@ -1,4 +1,4 @@
-"""`xmodal import`: others' features as the output of a stage.
+"""`xmodal import`: others' features or regions as the output of a stage.
 
 Units are shards. Workers read the source where it lies: on a cluster all see it.
 """
@@ -8,10 +8,11 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines import stages
@@ -19,8 +20,11 @@ from pipelines.engine.building import Runner, build
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, given
 from pipelines.engine.typed_settings import apply, parse_settings
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items, write_table
 from pipelines.stages._earlier import EarlierRows
+from xmodal.detection.region_formats import ForeignRegions
+from xmodal.detection.region_store import REGIONS, regions_file
+from xmodal.detection.regions import DetectorWords
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import Dtype, FeatureSpec
 from xmodal.features.foreign_formats import BLOCK, ForeignFeatures, reading
@@ -31,6 +35,7 @@ from xmodal.root.outputs import Output, directories
 from xmodal.root.storage import Storage
 
 VERSION = 3
+Foreign: TypeAlias = ForeignFeatures | ForeignRegions
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,8 @@ class ImportConfig:
     rows_per_chunk: int | None = None
     rows_per_shard: int | None = None
     items_per_shard: int | None = None
+    # the words of the regions' classes and attributes; None for features without regions
+    words: DetectorWords | None = field(default=None, metadata={"given": True, "since": "0.2"})
 
     @property
     def spec(self) -> FeatureSpec:
@@ -54,9 +61,14 @@ class ImportConfig:
 
 
 def import_features(
-    storage: Storage, name: str, source: ForeignFeatures, settings: Sequence[str], run: Runner, progress: ProgressLine
+    storage: Storage,
+    name: str,
+    source: Foreign,
+    settings: Sequence[str],
+    run: Runner,
+    progress: ProgressLine,
 ) -> dict[str, Any]:
-    """Makes a source's features the output of stage `name`, and says what it is."""
+    """Makes a source's features, or regions, the output of stage `name`, and says what it is."""
     _refuse_name(storage, name)
     parsed = parse_settings(list(settings), {"import": ImportConfig()})
     try:
@@ -68,7 +80,8 @@ def import_features(
     seen = _stamp(source)
     lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
     what = (_sha256(source, progress), source.key, fingerprint(source.ids))
-    config = ImportConfig(*what, spec.row_shape, spec.dtype, spec.ragged, *lengths)
+    words = DetectorWords() if isinstance(source, ForeignRegions) else None
+    config = ImportConfig(*what, spec.row_shape, spec.dtype, spec.ragged, *lengths, words)
     opened = partial(_open, source, seen)
     stage = array_stage(name, config, (), VERSION, lambda config, inputs: PlannedArray(config.spec, source.ids), opened)
     was_complete = Output(storage, stage.folder).complete
@@ -87,17 +100,35 @@ def import_features(
     }
 
 
-def _open(source: ForeignFeatures, seen: str, config: ImportConfig, inputs: Inputs) -> ArrayWriter:
+def _open(source: Foreign, seen: str, config: ImportConfig, inputs: Inputs) -> ArrayWriter:
     if _stamp(source) != seen:
         raise UserError(f"{source.files[0]} has changed while it was imported: import it again")
     spec = config.spec
 
     def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
+        if isinstance(source, ForeignRegions):
+            return _write_regions(source, spec, work, sink)
         values = source.rows(work.rows)
         write_items(sink, spec, work.rows, _counted(values, work.ids, sink) if spec.ragged else values)
         return {"rows": len(work.ids)}
 
-    return ArrayWriter(spec, {"imported_sha256": config.source, "key": config.key}, fill)
+    provenance: dict[str, Any] = {"imported_sha256": config.source, "key": config.key}
+    if config.words:
+        provenance["words"] = asdict(config.words)
+    return ArrayWriter(spec, provenance, fill)
+
+
+def _write_regions(source: ForeignRegions, spec: FeatureSpec, work: ArrayShard, sink: Sink) -> Counts:
+    rows = list[dict[str, Any]]()
+
+    def features() -> Iterator[NDArray[Any]]:
+        for picture in source.pictures(work.rows):
+            rows.append(picture.row())
+            yield picture.features_KD
+
+    count = write_items(sink, spec, work.rows, features())
+    write_table(sink, regions_file(work.first // spec.shard_items), pa.Table.from_pylist(rows, schema=REGIONS))
+    return {"rows": len(work.ids), "regions": count}
 
 
 def _counted(arrays: Iterator[NDArray[Any]], ids: Sequence[str], sink: Sink) -> Iterator[NDArray[Any]]:
@@ -117,7 +148,7 @@ def _refuse_name(storage: Storage, name: str) -> None:
         raise UserError(f"--name {name}: that is the name of a stage that makes something else: take another")
 
 
-def _stamp(source: ForeignFeatures) -> str:
+def _stamp(source: Foreign) -> str:
     """A fingerprint of sizes and times, much faster than a sha256."""
     try:
         stats = [os.stat(file) for file in source.files]
@@ -127,7 +158,7 @@ def _stamp(source: ForeignFeatures) -> str:
     return fingerprint([(found.st_size, found.st_mtime_ns) for found in stats])
 
 
-def _sha256(source: ForeignFeatures, progress: ProgressLine) -> str:
+def _sha256(source: Foreign, progress: ProgressLine) -> str:
     found = []
     with progress.over("sha256", sum(map(os.path.getsize, source.files)), unit="bytes") as tick:
         for path in source.files:

@@ -68,15 +68,23 @@ def picture_stage(
 
 
 def media_stage(
-    name: str, config: C, needs: Needs, version: int, opened: Callable[[C, Inputs], ArrayWriter]
+    name: str,
+    config: C,
+    needs: Needs,
+    version: int,
+    opened: Callable[[C, Inputs], ArrayWriter],
+    boxes: Mapping[str, Any] | None = None,
 ) -> Stage[C, ArrayWork]:
-    """An array with a row, or a run of rows, an item; the config has its `spec`, and `items: str = listed()`."""
+    """An array with a row, or a run of rows, an item; the config has its `spec`, and `items: str = listed()`.
+
+    `boxes` are plain values by item, if these decide its rows too.
+    """
     items = needs.items
     assert {"items", "spec"} <= {*dir(config)}, f"{type(config).__name__} needs `spec` and `items: str = listed()`"
     late = next((later for (earlier, _), (later, _) in itertools.pairwise(items) if earlier >= later), None)
     assert late is None, f"items ascend by id and have one row each, but {late!r} comes too late"
     config = replace(config, items=fingerprint(items))  # type: ignore[type-var]
-    stage = array_stage(name, config, (needs["media"],), version, partial(_planned, items), opened)
+    stage = array_stage(name, config, (needs["media"],), version, partial(_planned, items, boxes), opened)
     return replace(stage, passing=PASSING)
 
 
@@ -133,13 +141,14 @@ def bytes_of_rows(config: Any, items: int, before: Mapping[str, Output]) -> floa
     return float(items * config.spec.row_bytes)
 
 
-def _planned(items: Pairs, config: Any, inputs: Inputs) -> PlannedArray:
-    """A shard reads its media, and the files that these lie in."""
+def _planned(items: Pairs, boxes: Mapping[str, Any] | None, config: Any, inputs: Inputs) -> PlannedArray:
+    """A shard reads its media, the files that these lie in, and the boxes, if some are given."""
     sealed = checksums(inputs[0])
 
-    def reads(rows: range) -> tuple[tuple[str, ...], Checksums]:
-        media = tuple(path for _, path in items[rows.start : rows.stop])
-        return media, files_of(sealed, media)
+    def reads(rows: range) -> tuple[Any, ...]:
+        ids, media = zip(*items[rows.start : rows.stop], strict=True)
+        told = media, files_of(sealed, media)
+        return told if boxes is None else (*told, tuple(boxes.get(id, ()) for id in ids))
 
     return PlannedArray(config.spec, tuple(id for id, _ in items), reads, {"items": config.items})
 

@@ -21,6 +21,7 @@ from pipelines.stages import Needs, StageKind
 from xmodal.batches.texts import VOCABULARY, WORDS
 from xmodal.errors import UserError
 from xmodal.recipes import HUMAN, View
+from xmodal.records.caption_sources import CAPTIONS, captions_output, named_text
 from xmodal.records.derived_splits import Share
 from xmodal.records.views import members, training_split
 from xmodal.root.outputs import CURE, Output
@@ -79,26 +80,28 @@ STAGE = StageKind(
 
 def make(config: VocabularyConfig, needs: Needs) -> Stage[VocabularyConfig, None]:
     records = needs["records"]
-    config = replace(config, split=config.split or training_split(records, VOCABULARY))
+    split, text = config.split or training_split(records, VOCABULARY), named_text(records, config.text)
+    config = replace(config, split=split, text=text)
     members(records, config.split)  # refuses a split that is not there
     counted = Counted(**{field.name: getattr(config, field.name) for field in fields(Counted)})
-    counts = Stage(COUNTS, counted, _plan_parts, _open_counting, (records,), VERSION)
+    captions = captions_output(records, text)
+    read = (records,) if captions.folder == records.folder else (records, captions)
+    counts = Stage(COUNTS, counted, _plan_parts, _open_counting, read, VERSION)
     return single(VOCABULARY, config, (records, counts), VERSION, "words", _merge)
 
 
 def _plan_parts(config: Counted, inputs: Inputs) -> Iterator[tuple[str, int]]:
-    """The work is the number of a row group."""
-    with inputs[0].open("captions.parquet") as file:
+    """The work is the number of a row group of the captions, which the last input has."""
+    with inputs[-1].open(CAPTIONS) as file:
         groups = pq.ParquetFile(file).num_row_groups
     return ((f"part-{group:06d}", group) for group in range(groups))
 
 
 def _open_counting(config: Counted, inputs: Inputs) -> Callable[[int, Sink], Counts]:
-    (records,) = inputs
-    items = pa.array(sorted(members(records, config.split)), pa.string())
+    items = pa.array(sorted(members(inputs[0], config.split)), pa.string())
 
     def count(group: int, sink: Sink) -> Counts:
-        captions = _captions(records, group, config, items)
+        captions = _captions(inputs[-1], group, config, items)
         counts = count_words(captions, config.tokenizer, config.cleaning)
         with sink.file(f"part-{group:06d}.tsv") as file:
             file.writelines(f"{word}\t{counts[word]}\n".encode() for word in sorted(counts))
@@ -107,12 +110,12 @@ def _open_counting(config: Counted, inputs: Inputs) -> Callable[[int, Sink], Cou
     return count
 
 
-def _captions(records: Output, group: int, config: Counted, items: pa.Array) -> list[str]:
+def _captions(made: Output, group: int, config: Counted, items: pa.Array) -> list[str]:
     """The captions of one row group: all may exceed memory."""
-    with records.open("captions.parquet") as file:
+    with made.open(CAPTIONS) as file:
         columns = ["item", "position", "text", "source"]
         table = pq.ParquetFile(file).read_row_group(group, columns, use_threads=False)
-    wanted = pc.and_(pc.is_in(table["item"], value_set=items), pc.equal(table["source"], config.text))
+    wanted = pc.and_(pc.is_in(table["item"], value_set=items), pc.equal(table["source"], config.text.partition("/")[0]))
     if config.captions_per_item is not None:
         wanted = pc.and_(wanted, pc.less(table["position"], config.captions_per_item))
     captions: list[str] = table["text"].filter(wanted).to_pylist()

@@ -11,7 +11,8 @@ Another state of the folder is another output, which takes over the rows of the 
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -37,24 +38,48 @@ from xmodal.root.storage import LocalStorage, Storage
 RUNS, NOTE, MADE, UNITS, COMPLETE = "_runs", "folder.json", "stage.json", "units.tsv", "complete.json"
 MARKER = f"{RUNS}/{NOTE}"
 ANOTHER = "name another store with --out"
+DETECTING = ("regions", "proposals")
+DETECTOR = re.compile(
+    r"(?P<detector>bottom[-_]up(/.+?)?|small|proposals|detectron2/.+?|torchvision/\w*(rcnn|retinanet|fcos|ssd)\w*?)"
+    r"(-(?P<fewest>\d+)(-(?P<most>\d+))?)?"
+)
 
 
-def settings_of(
-    model: str, kind: Kind, texts: Sequence[str], files: Mapping[str, Path]
-) -> tuple[str, dict[str, object]]:
+def settings_of(model: str, kind: Kind, texts: Sequence[str]) -> tuple[str, dict[str, object]]:
     """The stage that makes rows of the kind, and what the model and --set say."""
-    target, name = (
-        {"image": "features", "clip": "clip_features"}[kind],
-        model if "/" in model else f"torchvision/{model}",
-    )
-    own: dict[str, object] = {f"{target}.model": name}
-    own |= {f"{target}.output": "fc7"} if name.startswith("torchvision/vgg") else {}  # which they have alone
-    configs = {kind.name: kind.config() for kind in kinds_of(target)}
+    target, own = _regions(model) or _features(model, kind)
+    if target in DETECTING and kind != "image":
+        raise UserError(f"--model {model} finds regions of pictures, not of clips")
+    kinds = kinds_of(target)
+    configs = {kind.name: kind.config() for kind in kinds}
     try:
         configs[target] = apply(configs[target], target, own)
     except ValueError as error:
         raise UserError(f"--model {model}: {error}") from None
-    return target, own | parse_settings([*texts], configs, [target], [*files])
+    return target, own | parse_settings([*texts], configs, [target], [file for kind in kinds for file in kind.files])
+
+
+def _features(model: str, kind: Kind) -> tuple[str, dict[str, object]]:
+    target = {"image": "features", "clip": "clip_features"}[kind]
+    name = model if "/" in model else f"torchvision/{model}"
+    output: dict[str, object] = {f"{target}.output": "fc7"} if name.startswith("torchvision/vgg") else {}  # they alone
+    return target, {f"{target}.model": name} | output
+
+
+def _regions(model: str) -> tuple[str, dict[str, object]] | None:
+    """Reads bottom-up, bottom-up-36, bottom-up-10-100, proposals, torchvision/fasterrcnn_…; None for image models."""
+    found = DETECTOR.fullmatch(model)
+    if not found:
+        return None
+    library, slash, rest = found["detector"].partition("/")
+    detector = f"{library.replace('-', '_')}{slash}{rest}"
+    if detector == "proposals":
+        return detector, {}
+    own: dict[str, object] = {"regions.detector": detector}
+    if found["fewest"]:
+        fewest = int(found["fewest"])
+        own |= {"regions.fewest": fewest, "regions.most": int(found["most"] or fewest)}
+    return "regions", own
 
 
 def kinds_of(target: str) -> list[StageKind]:

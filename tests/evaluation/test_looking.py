@@ -189,8 +189,8 @@ def test_the_first_items_of_a_split_are_drawn_also_of_runs_that_read_pixels(
         ("pvse", ["--attention", "OUT", "--items", "p001", "p009"], "p009: not among the 8 items of train that have"),
         ("pvse", ["--probes"], "toy-pvse has no uncertainty to probe, as its items are points"),
         ("pcme-mu", ["--probes"], "toy-pcme has no uncertainty to probe"),
-        ("pcme", ["--probes", "--first", "2"], "--items and --first belong to --attention"),
-        ("pcme", ["--probes", "--items", "p001"], "--items and --first belong to --attention"),
+        ("pcme", ["--probes", "--first", "2"], "--items and --first belong to pictures"),
+        ("pcme", ["--probes", "--items", "p001"], "--items and --first belong to pictures"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(

@@ -15,9 +15,11 @@ import numpy as np
 
 from xmodal.batches.dataset import Dataset
 from xmodal.corpora import Printed
+from xmodal.detection.region_semantics import vocabulary_overlap
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.plausible_matches import ZETA
 from xmodal.recipes import EVERY, HUMAN
+from xmodal.records.caption_sources import made_captions
 from xmodal.records.tables import CAPTIONS_OF_PAPERS, Caption, Item, Label, Match, Oddity, Region, read_rows
 from xmodal.records.views import splits
 from xmodal.root.outputs import Output
@@ -50,6 +52,15 @@ class PlausiblePairs:
 
 
 @dataclass(frozen=True)
+class SharedWords:
+    """Words of semantics beside those that people wrote of the same items, as in A3VSE 4.6."""
+
+    vocabulary: int  # different words of the semantics
+    overlap: float  # of 1: words of both over words of either
+    frequent_overlap: float  # the same of words that occur four times or more
+
+
+@dataclass(frozen=True)
 class SplitStatistics:
     name: str
     items: int
@@ -63,6 +74,7 @@ class SplitStatistics:
     frequent: int  # different words that occur four times or more
     lengths: Mapping[str, Spread]  # rows of an item in ragged features, by stage/identity: frames of a clip
     plausible: PlausiblePairs | None  # None: that stage was not built
+    semantics: Mapping[str, SharedWords]  # by stage/identity of captions that no people wrote
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,7 @@ def describe(
             parts[name].of_item[captions[item_id]] += 1
     lengths = {f"{o.stage}/{o.identity}": _lengths(FeatureStore(o), places) for o in dataset.features}
     matches = _plausible(dataset)
+    shared = {f"{o.stage}/{o.identity}": _shared_words(o, places, parts) for o in made_captions(records)}
     made = tuple(
         SplitStatistics(
             name,
@@ -140,6 +153,7 @@ def describe(
             frequent=sum(count >= FREQUENT for count in part.words.values()),
             lengths={store: of[name] for store, of in lengths.items() if name in of},
             plausible=matches.get(name),
+            semantics={output: of[name] for output, of in shared.items() if name in of},
         )
         for name, part in parts.items()
     )
@@ -176,6 +190,22 @@ def _others(records: Output) -> Counter[str]:
         counts["matches of phrases" if match.start is not None else "matches of captions"] += 1
     counts["groups of regions"] = len(np.unique(groups))
     return +counts + Counter({name: len(some) for name, some in named.items()})
+
+
+def _shared_words(
+    made: Output, places: Mapping[str, Sequence[str]], parts: Mapping[str, _Counted]
+) -> dict[str, SharedWords]:
+    found, split = defaultdict[str, Counter[str]](Counter), tokenizer(TOKENIZER)
+    for caption in read_rows(made, Caption):
+        words = split(caption.text)
+        for name in places[caption.item]:
+            found[name].update(words)
+    return {name: _compared(words, parts[name].words) for name, words in found.items()}
+
+
+def _compared(semantics: Counter[str], captions: Counter[str]) -> SharedWords:
+    often = [[word for word, count in words.items() if count >= FREQUENT] for words in (semantics, captions)]
+    return SharedWords(len(semantics), vocabulary_overlap(semantics, captions), vocabulary_overlap(*often))
 
 
 def _plausible(dataset: Dataset) -> dict[str, PlausiblePairs]:

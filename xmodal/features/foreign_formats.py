@@ -52,14 +52,14 @@ def _kind(path: Path) -> str:
     if (path / "zarr.json").is_file():
         return "zarr"
     known = {".npz": "npz", ".npy": "npy an item", ".tar": "tar"}
-    within = sorted(known.keys() & {file.suffix for file in _files(path)}) if path.is_dir() else []
+    within = sorted(known.keys() & {file.suffix for file in files_in(path)}) if path.is_dir() else []
     if len(within) == 1:
         return known[within[0]]
     found = f"{', '.join(within)} together" if within else "nothing of these"
     raise UserError(f"{path} is {found}: give x.npy, x.h5, x.tar, a Zarr v3 array, or a folder of .npz, .npy or .tar")
 
 
-def _files(folder: Path) -> list[Path]:
+def files_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.name[0] != ".")
 
 
@@ -73,7 +73,7 @@ def reading(path: object) -> Iterator[None]:
         raise UserError(f"{path} cannot be read: {reason}") from error
 
 
-def _stored_as(dtype: np.dtype[Any]) -> Dtype:
+def stored_as(dtype: np.dtype[Any]) -> Dtype:
     name = "float32" if dtype.name == "float64" else dtype.name
     if name not in get_args(Dtype):
         raise ValueError(f"a feature is one of {', '.join(get_args(Dtype))}, or float64 made float32; not {dtype}")
@@ -83,7 +83,7 @@ def _stored_as(dtype: np.dtype[Any]) -> Dtype:
 def _stored(values: NDArray[Any], ids: Sequence[str], path: str) -> NDArray[Any]:
     """Converts rows of several items, or all rows of one, to a dtype of the store."""
     with np.errstate(over="ignore"):
-        found = np.asarray(values, _stored_as(values.dtype), order="C")
+        found = np.asarray(values, stored_as(values.dtype), order="C")
     if found.dtype.kind == "f" and not (finite := np.isfinite(found)).all():
         place = 0 if len(ids) == 1 else int(np.argwhere(~finite)[0][0])
         raise UserError(f"{path}: the features of {ids[place]!r} are NaN or infinite, or too large for {found.dtype}")
@@ -120,7 +120,7 @@ class ForeignArray:
         return tuple(sorted(str(file) for file in Path(self.path).rglob("*") if file.is_file()))
 
     def spec(self, name: str) -> FeatureSpec:
-        return FeatureSpec(name, self.shape[1:], _stored_as(np.dtype(self.dtype)), self.offsets is not None)
+        return FeatureSpec(name, self.shape[1:], stored_as(np.dtype(self.dtype)), self.offsets is not None)
 
     def rows(self, items: range) -> Iterator[NDArray[Any]]:
         """Yields blocks of rows; of a ragged array each item's rows."""
@@ -153,10 +153,10 @@ def _look_at_array(path: Path, kind: str, ids: Path | None, key: str | None) -> 
         if kind == "h5":
             key, names, offsets = _look_into_hdf5(path, ids, key)
         else:
-            names = read_ids(ids or _ids_beside(path))
+            names = read_ids(ids or ids_beside(path))
         with _open_array(str(path), kind, key) as array:
             shape, dtype = array.shape, array.dtype
-        _stored_as(dtype)
+        stored_as(dtype)
     if not shape or not names or not shape[0]:
         raise UserError(f"{path} has no rows" if names else f"{path} has no ids")
     if offsets is None and shape[0] not in (len(names), COPIES * len(names)):
@@ -169,12 +169,12 @@ def _open_array(path: str, kind: str, key: str | None) -> Iterator[Any]:
     """Opens what has a shape, a dtype and slices of rows."""
     if kind == "h5":
         with open_hdf5(path) as file:
-            yield _dataset(file, str(key))
+            yield hdf5_dataset(file, str(key))
     elif kind == "zarr":
         yield _open_zarr(path)
     else:
         with open(path, "rb") as npy_file:
-            shape, dtype, order = _header(npy_file, os.path.getsize(path))
+            shape, dtype, order = npy_header(npy_file, os.path.getsize(path))
             begin = npy_file.tell()
         yield np.memmap(path, dtype, "r", begin, shape, order) if 0 not in shape else np.empty(shape, dtype)
 
@@ -224,17 +224,10 @@ def _check_shard(file: Path, array: Any, place: tuple[int, ...]) -> None:
         raise UserError(f"{file} is damaged: its index points outside of it")
 
 
-def _header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
+def npy_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
     """Reads the header of a .npy of `size` bytes; leaves the file where the values begin."""
-    begin, version = file.tell(), npy.read_magic(file)
-    if version != (1, 0):  # other versions are for arrays of many named fields
-        raise ValueError(f"it is .npy of version {version}, no plain array")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # numpy's, about headers by Python 2, as in SCAN's files
-        try:
-            shape, fortran, dtype = npy.read_array_header_1_0(file)
-        except (TokenError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-            raise ValueError("it has no readable header") from error
+    begin = file.tell()
+    shape, fortran, dtype = unchecked_header(file)
     if dtype.hasobject:
         raise ValueError("it holds pickled objects, which are never read")
     whole = file.tell() - begin + math.prod(shape) * dtype.itemsize
@@ -243,14 +236,28 @@ def _header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[Any], 
     return shape, dtype, "F" if fortran else "C"
 
 
+def unchecked_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Reads what the header of a .npy says: shape, whether in Fortran's order, dtype."""
+    version = npy.read_magic(file)
+    if version != (1, 0):  # other versions are for arrays of many named fields
+        raise ValueError(f"it is .npy of version {version}, no plain array")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # numpy's, about headers by Python 2, as in SCAN's files
+        try:
+            return npy.read_array_header_1_0(file)
+        except (TokenError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
+            raise ValueError("it has no readable header") from error
+
+
 def read_ids(path: Path) -> tuple[str, ...]:
     with reading(path):
         lines = path.read_text("utf-8-sig").split("\n")
     return tuple(line.strip() for line in (lines if lines[-1] else lines[:-1]))
 
 
-def _ids_beside(path: Path) -> Path:
-    for place in (path.with_name(f"{path.stem}_ids.txt"), path.with_name("ids.txt")):
+def ids_beside(path: Path) -> Path:
+    names = (f"{path.stem}_ids.txt", f"{path.stem.removesuffix('_ims')}_ids.txt", "ids.txt")  # the second is SCAN's
+    for place in map(path.with_name, names):
         if place.is_file():
             return place
     raise UserError(f"{path} holds no ids: give a file with one a line by --ids, or as {path.stem}_ids.txt beside it")
@@ -262,7 +269,7 @@ def open_hdf5(path: str | Path, mode: str = "r") -> Any:
     return h5py.File(path, mode)
 
 
-def _dataset(file: Any, name: str) -> Any:
+def hdf5_dataset(file: Any, name: str) -> Any:
     """Refuses datasets with gaps, and those in other files, which the digest would not cover."""
     found = file[name]
     if not hasattr(found, "shape"):
@@ -294,8 +301,8 @@ def _look_into_hdf5(
             file.visititems(see)
             key = _choose(found, key)
         names = read_ids(ids) if ids else _ids_within(file)
-        shape = _dataset(file, key).shape
-        given = np.asarray(_dataset(file, "offsets")[()]) if "offsets" in file else np.empty(0)
+        shape = hdf5_dataset(file, key).shape
+        given = np.asarray(hdf5_dataset(file, "offsets")[()]) if "offsets" in file else np.empty(0)
     if not shape or given.shape != (len(names) + 1,) or given.dtype.kind not in "iu":
         return key, names, None
     offsets = given.astype(np.int64)
@@ -319,7 +326,7 @@ def _ids_within(file: Any) -> tuple[str, ...]:
     name = next((name for name in IDS if name in file), None)
     if name is None:
         raise ValueError(f"it has no dataset {' or '.join(IDS)}: give a file with one id a line by --ids")
-    found = _dataset(file, name)
+    found = hdf5_dataset(file, name)
     if found.shape is None:
         raise ValueError(f"its dataset {name} is empty")
     values = np.asarray(found[()]).ravel().tolist()
@@ -359,7 +366,7 @@ class ForeignItems:
 
     def spec(self, name: str) -> FeatureSpec:
         shape = self.shapes[0][1:] if self._ragged else self.shapes[0]
-        return FeatureSpec(name, shape, _stored_as(np.dtype(self.dtype)), self._ragged)
+        return FeatureSpec(name, shape, stored_as(np.dtype(self.dtype)), self._ragged)
 
     @property
     def _ragged(self) -> bool:
@@ -370,7 +377,7 @@ class ForeignItems:
         for item in items:
             piece = self.pieces[item]
             with reading(piece), _opened(piece, self.key) as (file, size):
-                shape, dtype, order = _header(file, size)
+                shape, dtype, order = npy_header(file, size)
                 if (shape, str(dtype)) != (self.shapes[item], self.dtype):
                     raise ValueError("it has changed meanwhile")
                 values = np.frombuffer(file.read(math.prod(shape) * dtype.itemsize), dtype).reshape(shape, order=order)
@@ -383,7 +390,7 @@ def _look_at_items(path: Path, kind: str, ids: Path | None, key: str | None) -> 
         raise UserError(f"{path}: its files are named by the ids: leave out --ids")
     ending = ".npz" if kind == "npz" else f".{key}.npy" if key else ".npy"
     with reading(path):
-        files = _files(path) if path.is_dir() else [path]
+        files = files_in(path) if path.is_dir() else [path]
         if kind == "tar":
             members = [member for file in files for member in _members(file, key)]
             if len(names := sorted({name for name, _ in members})) > 1:
@@ -406,7 +413,7 @@ def _look_at_items(path: Path, kind: str, ids: Path | None, key: str | None) -> 
     for piece in pieces:
         with reading(piece):
             heads.append(_head(piece, key))
-            _stored_as(heads[-1][1])
+            stored_as(heads[-1][1])
         (first, first_dtype), (shape, dtype) = heads[0], heads[-1]
         if dtype != first_dtype or len(shape) != len(first) or shape[1:] != first[1:]:
             raise UserError(f"{piece} is {shape} {dtype}, unlike {pieces[0]}, which is {first} {first_dtype}")
@@ -415,7 +422,7 @@ def _look_at_items(path: Path, kind: str, ids: Path | None, key: str | None) -> 
 
 def _head(piece: ItemFile, key: str | None) -> Head:
     with _opened(piece, key) as (file, size):
-        return _header(file, size)[:2]
+        return npy_header(file, size)[:2]
 
 
 def _members(path: Path, key: str | None) -> Iterator[tuple[str, ItemFile]]:

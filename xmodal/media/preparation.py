@@ -20,7 +20,7 @@ Colours = tuple[float, float, float]
 class Preparation:
     """Resizes a picture and keeps its middle; `mean` and `deviation` are for whoever looks at it, of 0 to 1."""
 
-    resize: tuple[int, ...] = (256,)  # of the shorter side, or height and width whatever the picture's are
+    resize: tuple[int, ...] = (256,)  # of the shorter side, or height and width whatever the picture's are; () keeps it
     crop: tuple[int, int] | None = (224, 224)  # height and width; None: all of it
     interpolation: Interpolation = "bilinear"
     middle: Literal["round", "floor"] = "round"  # where half a pixel goes: as in torchvision, or in transformers
@@ -40,10 +40,13 @@ def square(data: bytes, resize: int, crop: int, on_truncated: OnTruncated | None
 
 
 def resize_and_crop(image: Image.Image, how: Preparation) -> NDArray[np.uint8]:
-    if len(how.resize) == 2:
-        height, width = how.resize
-    else:
-        width, height = resized(image.size, how.resize[0])
+    match how.resize:
+        case ():
+            width, height = image.size
+        case (shorter,):
+            width, height = resized(image.size, shorter)
+        case _:
+            height, width = how.resize
     if width * height > how.most_pixels:
         raise UnreadableImage(f"{image.width} x {image.height} pixels are too narrow to resize")
     whole = image.resize((width, height), Image.Resampling[how.interpolation.upper()])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.recipes import WRITTEN, View
+from xmodal.records.caption_sources import CAPTIONS, captions_output
 from xmodal.records.derived_splits import DrawnSplit, RandomSplitSizes, Share
 from xmodal.records.tables import BATCH, Caption, Label, read_batches, read_columns, read_rows, schema
 from xmodal.root.outputs import Output, made_of
@@ -81,15 +82,18 @@ def captions_by_item(records: Output, view: View) -> ViewCaptions:
 
 
 def captions_of_views(records: Output, views: Sequence[View]) -> list[ViewCaptions]:
-    """Does `captions_by_item` for several views in one reading of the table."""
+    """Does `captions_by_item` for several views, reading each table once."""
     ids = read_columns(records, "items.parquet", "id")["id"].combine_chunks()
     found = []
     for view in views:
         wanted = pa.array(members(records, view.split), pa.string())
         found.append(_CaptionsBeingRead(view, Share.of(view.split), ids.filter(pc.is_in(ids, value_set=wanted))))
-    if visible := [some for some in found if not (some.share and some.share.hides(some.view.text))]:
-        for rows in read_batches(records, "captions.parquet", "id", "item", "position", "text", "source"):
-            for some in visible:
+    visible = [some for some in found if not (some.share and some.share.hides(some.view.source))]
+    outputs = {some.view.text: captions_output(records, some.view.text) for some in visible}
+    for folder, output in {output.folder: output for output in outputs.values()}.items():
+        reading = [some for some in visible if outputs[some.view.text].folder == folder]
+        for rows in read_batches(output, CAPTIONS, "id", "item", "position", "text", "source"):
+            for some in reading:
                 some.add(rows)
     return [some.done() for some in found]
 
@@ -104,7 +108,7 @@ class _CaptionsBeingRead:
 
     def add(self, rows: pa.RecordBatch) -> None:
         owners = pc.index_in(rows["item"], value_set=self.items)
-        kept = pc.and_(owners.is_valid(), pc.equal(rows["source"], self.view.text))
+        kept = pc.and_(owners.is_valid(), pc.equal(rows["source"], self.view.source))
         self.owners.append(owners.filter(kept).to_numpy())
         self.columns.append(rows.select(COLUMNS.names).filter(kept))
 
@@ -119,7 +123,7 @@ class _CaptionsBeingRead:
         if self.view.captions_per_item is not None:
             firsts = starts_of(np.bincount(owners, minlength=len(self.items)))[owners]
             kept = np.arange(len(table)) - firsts < self.view.captions_per_item
-        if self.share and self.share.captions and self.view.text in WRITTEN:
+        if self.share and self.share.captions and self.view.source in WRITTEN:
             kept[kept] = self.share.drawn_captions(list(ids.kept(kept)), owners[kept])
         starts = starts_of(np.bincount(owners[kept], minlength=len(self.items)))
         return ViewCaptions(tuple(self.items.to_pylist()), starts, ids.kept(kept), texts.kept(kept))

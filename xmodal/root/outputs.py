@@ -178,8 +178,8 @@ def find(root: str, stage: str | None = None, **config: object) -> list[Output]:
     return [o for o in found if all(o.config.get(name) == to_plain(value) for name, value in config.items())]
 
 
-def made_of(source: Output, stage: str) -> Iterator[Output]:
-    """Finds finished outputs whose first input is `source`."""
+def made_of(source: Output, stage: str | None = None) -> Iterator[Output]:
+    """Finds finished outputs, of one stage or any, whose first input is `source`."""
     made = (output for output in directories(source.storage, stage) if output.complete)
     return (o for o in made if [first["identity"] for first in o.about["inputs"][:1]] == [source.identity])
 

@@ -32,8 +32,10 @@ from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
 from xmodal.progress import Progress, Silence
-from xmodal.recipes import OnePerClass, Phase, Recipe
+from xmodal.recipes import OnePerClass, Phase, Recipe, View
+from xmodal.records.caption_sources import named_text
 from xmodal.records.views import captions_of_views, classes
+from xmodal.root.outputs import Output
 from xmodal.training import checkpoint, optimisers, run_folder
 from xmodal.training.checkpoint import Log, TrainingState
 from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone
@@ -70,6 +72,7 @@ def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) ->
         device = distributed.own_device(setup.device)
         setup = replace(setup, device=device, progress=Silence() if distributed.rank() else setup.progress)
         started, data = _open(recipe, setup, run)
+        recipe = started.recipe
         known = _announce(started, data, setup.progress)
         devices = [device] if torch.device(device).type == "cuda" else []
         with _threads(setup.threads), torch.random.fork_rng(devices):
@@ -94,6 +97,7 @@ class _Data:
 
 def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     tables = setup.tables(recipe.view.corpus)
+    recipe = _with_named_texts(recipe, tables)
     store = setup.store(recipe.visual.stage, tables, recipe.model)
     pictures = setup.pictures(store, tables) if any(phase.pixels for phase in recipe.phases) else None
     learned, chosen_on = captions_of_views(tables, (recipe.view, recipe.validation))
@@ -126,6 +130,16 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     for reader, phase in product((read, chosen), recipe.phases):
         data.pictured(reader, phase)  # refuses pictures that do not fit
     return started, data
+
+
+def _with_named_texts(recipe: Recipe, tables: Output) -> Recipe:
+    """Names the outputs that captions are read from, so that a run goes on with these alone."""
+
+    def named(view: View) -> View:
+        return replace(view, text=named_text(tables, view.text))
+
+    unannotated = recipe.unannotated and named(recipe.unannotated)
+    return replace(recipe, view=named(recipe.view), validation=named(recipe.validation), unannotated=unannotated)
 
 
 def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float]:

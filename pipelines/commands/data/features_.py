@@ -12,6 +12,7 @@ examples:
   xmodal features ~/pictures --model timm/vit_base_patch16_siglip_224
   xmodal features ~/pictures --model transformers/openai/clip-vit-base-patch32 --set output=tokens
   xmodal features ~/pictures --model vgg19 --set views=ten
+  xmodal features ~/pictures --model bottom-up-36 --weights vg.pkl    regions with boxes, classes and attributes
 """
 
 import os
@@ -27,11 +28,14 @@ FEW = 5
 def flags(parser: Parser) -> None:
     add = parser.add_argument
     add("folder", type=_flags.path, metavar="DIR", help="a folder of pictures or clips, and of folders with them")
-    add("--model", required=True, help="resnet18 to resnet152, vgg16, vgg19; timm/NAME; transformers/ORGANISATION/NAME")
+    models = "resnet18 to resnet152, vgg16, vgg19; timm/NAME; transformers/ORGANISATION/NAME; of regions bottom-up-36, "
+    models += "bottom-up-10-100, small, proposals, torchvision/fasterrcnn_…, detectron2/CONFIG"
+    add("--model", required=True, help=models)
     add("--out", type=_flags.path, metavar="STORE", help="default: DIR-MODEL.zarr in the current folder")
     add("--kind", choices=["image", "clip"], help="which, if the folder has both; pictures of GIFs are first frames")
-    add("--weights", type=_flags.path, metavar="FILE", help="a state_dict of the network, in place of published ones")
-    _flags.settings(parser, "output=grid; `xmodal settings features` lists them, of clips `frames` and `clip_features`")
+    add("--weights", type=_flags.path, metavar="FILE", help="of the network or detector, in place of published ones")
+    _flags.named_files(parser)
+    _flags.settings(parser, "output=grid; `xmodal settings features` lists them, or of clip_features, frames, regions")
     add("--follow-links", action="store_true", help="also files and folders that links lead to (default: left out)")
     _flags.most_absent(parser)
     _flags.workers(parser)
@@ -41,7 +45,7 @@ def flags(parser: Parser) -> None:
 def run(args: Args) -> Result:
     from pipelines.engine.build_options import BuildOptions
     from pipelines.fetching.folder_files import find_files
-    from pipelines.upkeep.folder_features import MARKER, RUNS, make_store, settings_of
+    from pipelines.upkeep.folder_features import DETECTING, MARKER, RUNS, kinds_of, make_store, settings_of
     from xmodal.root.storage import LocalStorage
 
     if not args.folder.is_dir():
@@ -52,8 +56,10 @@ def run(args: Args) -> Result:
     files = find_files(folder, args.kind, args.follow_links, MARKER)
     out = args.out or Path(f"{os.path.basename(os.path.realpath(folder))}-{args.model.replace('/', '-')}.zarr")
     out = Path(os.path.realpath(out))
-    given = {"weights": args.weights} if args.weights else {}
-    target, settings = settings_of(args.model, files.kind, args.set, given)
+    target, settings = settings_of(args.model, files.kind, args.set)
+    given = _flags.files_by_name(args, {name for kind in kinds_of(target) for name in kind.files})
+    if args.weights:
+        given["detector" if target in DETECTING else "weights"] = args.weights
     options = BuildOptions(LocalStorage(f"{out}/{RUNS}"), _flags.runner(args), progress, None, settings, given)
     result = make_store(files, out, target, options)
     return result | {"too_much_absent": len(result["absent"]) > args.most_absent * result["items"]}

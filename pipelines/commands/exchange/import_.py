@@ -1,7 +1,11 @@
-"""Imports features that you have already, as the output of a stage; goes on where it stopped.
+"""Imports features or regions that you have already, as the output of a stage; goes on where it stopped.
+
+Regions keep their boxes, classes and sizes of pictures: those of a bottom-up-attention .tsv, of MILVLG's folder of
+.npz, of SCAN's x_ims.npy with x_ims_bbx.npy beside it, and of an .h5 that xmodal exported.
 
 examples:
   xmodal import dev_ims.npy --root data --name scan36   ids from dev_ims_ids.txt or ids.txt beside it
+  xmodal import trainval_36.tsv --root data --name bottom-up-36
   xmodal import features.h5 --root data --name regions --key boxes --ids ids.txt
 """
 
@@ -11,11 +15,11 @@ from pipelines.commands._text import command, features
 
 def flags(parser: Parser) -> None:
     add = parser.add_argument
-    add("source", type=_flags.path, help="x.npy, x.h5, x.tar, a Zarr array, or a folder of .npz, .npy, .tar")
+    add("source", type=_flags.path, help="x.npy, x.h5, x.tsv, x.tar, a Zarr array, or a folder of .npz, .npy, .tar")
     _flags.root(parser)
     add("--name", required=True, help="the stage that it becomes, as recipes name it (visual.stage)")
     add("--ids", type=_flags.path, help="a file with one id a line (default: x_ids.txt or ids.txt beside)")
-    add("--key", help="which array of an .h5 or of every .npz; of a tar, the KEY of ID.KEY.npy")
+    add("--key", help="features alone: which array of an .h5 or of every .npz; of a tar, the KEY of ID.KEY.npy")
     _flags.workers(parser)
     _flags.settings(parser, "rows_per_shard=64")
     _flags.quiet(parser)
@@ -23,10 +27,12 @@ def flags(parser: Parser) -> None:
 
 def run(args: Args) -> Result:
     from pipelines.publishing.feature_import import import_features
+    from xmodal.detection.region_formats import open_regions
     from xmodal.features.foreign_formats import open_foreign
     from xmodal.root.storage import open_storage
 
-    source = open_foreign(args.source, args.ids, args.key)
+    regions = None if args.key else open_regions(args.source, args.ids)
+    source = regions or open_foreign(args.source, args.ids, args.key)
     storage = open_storage(args.root)
     return import_features(storage, args.name, source, args.set, _flags.runner(args), _flags.progress(args))
 

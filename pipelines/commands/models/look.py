@@ -1,10 +1,13 @@
-"""Draws where a run's model looks or what clips show, or measures what makes the model unsure.
+"""Draws where a run's model looks, what clips show, what detectors see; or measures what makes the model unsure.
 
 examples:
   xmodal look runs/pvse --root data --attention maps --first 20
   xmodal look runs/pcme --root data --probes
   xmodal build tgif/frames --root data; xmodal look tgif --root data --frames sheets
+  xmodal build coco/regions --root data --file detector=vg.pkl; xmodal look coco --root data --regions boxes
 """
+
+from dataclasses import asdict
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
@@ -14,33 +17,39 @@ PROBED = ("unknown", "erased", "mixed")
 
 def flags(parser: Parser) -> None:
     add = parser.add_argument
-    add("run", type=_flags.path, metavar="RUN|CORPUS", help="the folder of a run; with --frames a corpus")
+    add("run", type=_flags.path, metavar="RUN|CORPUS", help="the folder of a run; with --frames or --regions a corpus")
     _flags.root(parser)
-    add("--split", help="such as karpathy/val (default: the test split; of --frames all clips)")
+    add("--split", help="such as karpathy/val (default: the test split; of --frames and --regions all)")
     _flags.device(parser)
     which = parser.add_mutually_exclusive_group(required=True).add_argument
     which("--attention", type=_flags.path, metavar="DIR", help="a PNG an item: every map of attention over it")
     which("--frames", type=_flags.path, metavar="DIR", help="a PNG a clip: its frames, and when each begins")
+    which("--regions", type=_flags.path, metavar="DIR", help="a PNG a picture: what a detector sees, surest first")
     which("--probes", action="store_true", help="uncertainty by what is taken away, and recall by it (PCME)")
     some = parser.add_mutually_exclusive_group().add_argument
     some("--items", nargs="+", default=[], metavar="ID", help="these items alone")
     some("--first", type=_flags.count, metavar="N", help="the first items (default: 8)")
-    add("--features", help="of --frames: identity of the frames, where the root has several")
+    add("--features", help="of --frames or --regions: identity of these, where the root has several")
     _flags.quiet(parser)
 
 
 def run(args: Args) -> Result:
-    from pipelines.papers.recipe_runs import look, look_at_clips
-
     if args.probes and (args.items or args.first is not None):
-        raise UserError("--items and --first belong to --attention and --frames: probes are of a whole split")
+        raise UserError("--items and --first belong to pictures: probes are of a whole split")
     setup = _flags.setup(args)
     some = {"items": args.items} | ({} if args.first is None else {"first": args.first})
-    if args.frames:
-        return look_at_clips(_flags.corpus_name(str(args.run), args), setup, args.frames, split=args.split, **some)
-    if args.features:
-        raise UserError("--features belongs to --frames: a run knows its own")
-    return look(args.run, setup, args.split, args.attention, **some)
+    folder = args.frames or args.regions
+    if folder is None:
+        from pipelines.papers.recipe_runs import look
+
+        if args.features:
+            raise UserError("--features belongs to --frames and --regions: a run knows its own")
+        return look(args.run, setup, args.split, args.attention, **some)
+    from xmodal.checks.corpus_pictures import draw_clips, draw_regions
+
+    draw = draw_clips if args.frames else draw_regions
+    pictures = draw(_flags.corpus_name(str(args.run), args), setup, folder, split=args.split, **some)
+    return {"folder": str(folder), "pictures": [asdict(one) for one in pictures]}
 
 
 def text(result: Result) -> Lines:

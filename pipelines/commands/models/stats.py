@@ -48,6 +48,9 @@ def text(result: Result) -> Lines:
     for part in parts:
         for store, of in part["lengths"].items():
             yield f"{part['name']}: {of['mean']:.1f} rows an item in {store}, {of['least']:,} to {of['most']:,}"
+    for part in parts:
+        for output, of in part["semantics"].items():
+            yield f"{part['name']}: {_shared(output, **of)}"
     yield from (_plausible(part["name"], **part["plausible"]) for part in parts if part["plausible"])
     if counted:
         yield f"also {counts(counted)}"
@@ -67,6 +70,11 @@ def _cells(part: Result) -> tuple[str, ...]:
         f"{part['vocabulary']:,}",
         f"{part['frequent']:,}",
     )
+
+
+def _shared(output: str, vocabulary: int, overlap: float, frequent_overlap: float) -> str:
+    shared = f"{overlap:.1%} of all words that it or the captions have are in both"
+    return f"{vocabulary:,} different words in {output}; {shared}, {frequent_overlap:.1%} of those that occur 4 times"
 
 
 def _plausible(name: str, items: int, matches: list[int]) -> str:

@@ -1,0 +1,206 @@
+"""Stages that make regions of pictures: features of each region, and a table of boxes and words beside each shard.
+
+A picture is looked at alone. One without regions, that does not decode, or with numbers that are not finite is a
+failure with an empty row, which readers refuse. With given boxes nothing is selected, and all keep their order.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import Lock
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipelines.engine.picture_decoder import DEADLINE, PreparedDecoder
+from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage, given, listed
+from pipelines.stages import Needs, OpenMedia
+from pipelines.stages._arrays import ArrayShard, ArrayWriter, write_items, write_table
+from pipelines.stages._earlier import EarlierRows
+from pipelines.stages._media import NOT_FINITE, media_stage, read_medium
+from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_records
+from xmodal.detection.region_store import REGIONS, Named, PictureRegions, empty_row, regions_file
+from xmodal.detection.regions import Regions
+from xmodal.detectors import Detector, module_of
+from xmodal.errors import UserError
+from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.weight_files import OF_FILE, reproducible, weights_sha256
+from xmodal.media.images import UnreadableImage
+from xmodal.media.preparation import Preparation
+from xmodal.raw.archives import Archives, MissingMedia
+from xmodal.root.files import sha256_of
+from xmodal.root.identity import fingerprint
+from xmodal.root.outputs import TRUNCATED, Output
+
+FILES = ("detector", "object_words", "attribute_words")  # that detectors are given
+WIDTH = 2048  # numbers of a feature, for estimates
+SECONDS = {"bottom_up": 17.0, "torchvision": 6.6, "detectron2": 8.0, "small": 0.01, "proposals": 3.0}  # a picture
+AS_IT_IS = Preparation(resize=(), crop=None)
+
+
+@dataclass(frozen=True)
+class RegionSettings:
+    """`boxes` says where they are from: the detector, the annotated ones of the records, or --file boxes=PATH."""
+
+    detector: str = ""
+    weights: str = "published"  # or random:<seed>, or the file that --file detector=PATH names
+    boxes: Literal["detected", "records", "file"] = "detected"
+    dtype: Literal["float16", "float32"] = "float16"
+    device: Literal["cpu", "cuda"] = "cpu"
+    deadline: float = DEADLINE  # seconds to decode one picture
+    items_per_shard: int = 32  # minutes of work for the slowest detector
+    object_words: str = given()  # the sha256 of a file, as is the next one
+    attribute_words: str = given()
+    given_boxes: str = listed()
+    items: str = listed()
+
+    def __post_init__(self) -> None:
+        _ = self.spec  # refuses impossible lengths
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """The declared width gives way to that of the detector, which is loaded later."""
+        return FeatureSpec("regions", (WIDTH,), self.dtype, ragged=True, items_per_shard=self.items_per_shard)
+
+    @property
+    def selection(self) -> dict[str, float]:
+        """The settings by which `select` keeps regions."""
+        return {}
+
+    def select(self, found: Regions) -> Regions:
+        return found
+
+
+def check_detector(config: RegionSettings, files: Mapping[str, Path]) -> None:
+    module, name = module_of(config.detector)
+    module.check(name, f"{OF_FILE}{'0' * 64}" if "detector" in files else config.weights)
+    if config.boxes == "file" and "boxes" not in files:
+        raise UserError("boxes=file needs the file: --file boxes=PATH")
+
+
+def seconds_a_picture(config: RegionSettings) -> float:
+    """Estimates one core's time; 0 for a GPU, on which nobody has measured it."""
+    share = 0.25 if config.boxes != "detected" else 1.0  # some tens of boxes, not hundreds of candidates
+    return share * SECONDS.get(config.detector.partition("/")[0], 0.0) if config.device == "cpu" else 0.0
+
+
+def bytes_of_regions(config: RegionSettings, items: int, before: Mapping[str, Output]) -> float:
+    """Estimates 36 regions a picture."""
+    return float(items * 36 * config.spec.row_bytes)
+
+
+def region_stage(name: str, config: Any, needs: Needs, version: int) -> Stage[Any, Any]:
+    files, boxes = {file: path for file in FILES if (path := needs.files.get(file))}, _given_boxes(config, needs)
+    words = {file: sha256_of(path) for file, path in files.items() if file.endswith("_words")}
+    weights = f"{OF_FILE}{weights_sha256(files['detector'])}" if "detector" in files else config.weights
+    config = replace(config, weights=weights, given_boxes=fingerprint(boxes) if boxes is not None else "", **words)
+    stage = media_stage(name, config, needs, version, partial(_open, files, needs.open_media), boxes)
+    return replace(stage, resources=Resources(gpus=float(config.device == "cuda")))
+
+
+def _given_boxes(config: RegionSettings, needs: Needs) -> dict[str, Boxes] | None:
+    if config.boxes == "detected":
+        return None
+    if config.boxes == "file":
+        return boxes_in_file(needs.files["boxes"])
+    if "records" not in needs.outputs:
+        raise UserError("a folder has no annotated boxes: boxes=file takes those of --file boxes=PATH")
+    return boxes_of_records(needs["records"])
+
+
+def _open(files: Mapping[str, Path], open_media: OpenMedia, config: Any, inputs: Inputs) -> ArrayWriter:
+    module, name = module_of(config.detector)
+    detector = module.load(name, config.weights, files, config.device)
+    spec = replace(config.spec, row_shape=(detector.width,))
+    archives, decoder = Archives(open_media(inputs[0])), PreparedDecoder(AS_IT_IS, config.deadline)
+    looking = _Looking(detector, config, Lock())
+
+    def fill(work: ArrayShard, sink: Sink, earlier: EarlierRows) -> Counts:
+        media, checksums, *given_boxes = work.reads
+        files, rows = dict(checksums), list[dict[str, Any]]()
+
+        def look(id: str, path: str, boxes: Boxes | None) -> tuple[dict[str, Any], NDArray[Any]]:
+            source, cut = None, list[str]()
+            try:
+                sha256, data = read_medium(archives, path, files)
+                source = fingerprint([sha256, boxes]) if given_boxes else sha256
+                if before := earlier.find(source, sink, spec):
+                    before.fail_again(id, sink)
+                    return {**before.facts, "id": id}, before.values
+                picture_HW3 = decoder.pixels(archives.read(path) if data is None else data, cut.append)
+                for reason in cut:
+                    sink.fail(id, TRUNCATED, reason)
+                found = looking.at(id, picture_HW3, boxes if given_boxes else None)
+                return found.row(source), found.features_KD
+            except MissingMedia as missing:
+                sink.fail(id, "absent", str(missing))
+            except (UnreadableImage, _NotUsable) as failure:
+                sink.fail(id, failure.kind, str(failure))
+            return empty_row(id, source), np.zeros((0, *spec.row_shape), spec.dtype)
+
+        def arrays() -> Iterator[NDArray[Any]]:
+            boxes = given_boxes[0] if given_boxes else [None] * len(work.ids)
+            for item in zip(work.ids, media, boxes, strict=True):
+                row, features_KD = look(*item)
+                rows.append(row)
+                yield features_KD
+
+        regions = write_items(sink, spec, work.rows, arrays())
+        shard = work.first // spec.shard_items
+        write_table(sink, regions_file(shard), pa.Table.from_pylist(rows, REGIONS))
+        return {"pictures": sum(len(row["boxes"]) > 0 for row in rows), "regions": regions}
+
+    return ArrayWriter(spec, _provenance(detector, config), fill, REGIONS)
+
+
+class _NotUsable(Exception):
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+@dataclass(frozen=True, eq=False)
+class _Looking:
+    """A detector that threads share, and what is kept of what it sees."""
+
+    detector: Detector
+    config: RegionSettings
+    turn: Lock
+
+    def at(self, id: str, picture_HW3: NDArray[np.uint8], boxes: Boxes | None) -> PictureRegions:
+        if boxes == ():
+            raise _NotUsable("no_regions", "no boxes are given for it")
+        height, width = picture_HW3.shape[:2]
+        if boxes is None:
+            found = self.config.select(self._extract(picture_HW3, None))
+        else:
+            inside = np.clip(np.array(boxes, np.float32), 0, np.array([width, height] * 2, np.float32))
+            found = self._extract(picture_HW3, [inside])
+        if not len(found):
+            raise _NotUsable("no_regions", "nothing is found in it")
+        with np.errstate(over="ignore"):
+            features_KD = found.features_KD.astype(self.config.dtype)
+        scores = (found.class_scores_KC, found.attribute_scores_KA)
+        if not all(np.isfinite(each).all() for each in (features_KD, found.boxes_K4, *scores) if each is not None):
+            raise _NotUsable(*NOT_FINITE)
+        return PictureRegions(id, found.boxes_K4, features_KD, (width, height), *map(_named, scores))
+
+    def _extract(self, picture_HW3: NDArray[np.uint8], boxes: list[NDArray[np.float32]] | None) -> Regions:
+        with self.turn, reproducible():
+            return self.detector.extract([picture_HW3], boxes)[0]
+
+
+def _named(scores_KC: NDArray[np.float32] | None) -> Named | None:
+    """The most probable word of each region; column 0, which is none, is left out."""
+    if scores_KC is None:
+        return None
+    words_KC = scores_KC[:, 1:]
+    return Named(words_KC.argmax(1).astype(np.int32), words_KC.max(1))
+
+
+def _provenance(detector: Detector, config: RegionSettings) -> dict[str, Any]:
+    told = {"boxes": config.boxes, "dtype": config.dtype, **config.selection}
+    return {**detector.provenance(), **told, "words": asdict(detector.words)}

@@ -1,0 +1,116 @@
+"""Regions by commands: of anybody's folder as one store, and drawn on pictures."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from tests.commands.test_cli import Xmodal
+from tests.commands.test_cli import xmodal as xmodal
+from tests.stages.test_regions_stage import BLUE, GREEN, RED, WHITE, picture
+from tests.toy_detector import toy_detector as toy_detector
+from xmodal import detectors
+from xmodal.detection.region_pictures import LINE, SIDE, draw_boxes, free_corner
+from xmodal.detection.region_store import RegionStore
+
+FIXTURE = Path(__file__).parents[1] / "fixtures/pictures.py"
+
+
+@pytest.fixture(autouse=True)
+def small_is_a_toy(toy_detector: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(detectors.MODULES, "small", "toy_detector")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pics/more").mkdir(parents=True)
+    (tmp_path / "pics/a.png").write_bytes(picture(RED, GREEN, BLUE, WHITE))
+    (tmp_path / "pics/more/b.png").write_bytes(picture(RED, RED, RED, RED))
+    (tmp_path / "pics/blank.png").write_bytes(picture(WHITE, WHITE, WHITE, WHITE))
+    return tmp_path / "pics"
+
+
+def test_a_detectors_name_makes_a_store_of_regions(xmodal: Xmodal, folder: Path) -> None:
+    said = xmodal("features", folder, "--model", "small-2", "--set=dtype=float32", "--json")
+    assert (said.json["items"], list(said.json["absent"]), said.json["ragged"]) == (3, ["blank.png"], True)
+    store = RegionStore(folder.parent / "pics-small-2.zarr")
+    np.testing.assert_array_equal(store.features("a.png"), [RED, GREEN])
+    assert len(store.boxes("more/b.png")) == 2
+    again = xmodal("features", folder, "--model", "small-2", "--set=dtype=float32", "--json")
+    assert not again.json["built"]
+    (folder / "c.png").write_bytes(picture(BLUE, WHITE, WHITE, WHITE))
+    xmodal("features", folder, "--model", "small-2", "--set=dtype=float32")
+    assert "c.png" in RegionStore(folder.parent / "pics-small-2.zarr").ids
+
+
+def test_weights_of_a_detector_are_a_file(xmodal: Xmodal, folder: Path) -> None:
+    weights = folder.parent / "weights"
+    weights.write_bytes(b"\x02")
+    features = []
+    for number, told in enumerate((["--weights", weights], ["--file", f"detector={weights}"])):
+        xmodal("features", folder, "--model", "small-1-3", "--out", f"{number}.zarr", *told)
+        features.append(RegionStore(folder.parent / f"{number}.zarr").features("a.png"))
+    np.testing.assert_array_equal(features[0], 2 * np.array([RED, GREEN, BLUE], np.float16))
+    np.testing.assert_array_equal(*features)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--model", "small-3-2"], "--model small-3-2: fewest, 3, is more than most, 2"),
+        (["--model", "small", "--set=boxes=records"], "a folder has no annotated boxes"),
+        (["--model", "small", "--set=boxes=file"], "--file boxes=PATH"),
+        (["--model", "small", "--file", "gains=x"], "the names are: attribute_words, boxes, detector, object_words"),
+        (["--model", "bottom-up-36"], "bottom_up .*file"),
+    ],
+)
+def test_what_a_folder_has_no_regions_by(asked: list[str], said: str, xmodal: Xmodal, folder: Path) -> None:
+    assert re.search(said, xmodal("features", folder, *asked).complaint)
+
+
+def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> None:
+    raw, root, out = tmp_path / "raw", tmp_path / "root", tmp_path / "boxes"
+    raw.mkdir()
+    names = [f"p{number:03d}.jpg" for number in range(8)]
+    for name in names:
+        (raw / name).write_bytes(picture(RED, GREEN, BLUE, WHITE))
+    (raw / "captions.tsv").write_text("".join(f"{name}\ta thing\n{name}\tanother thing\n" for name in names))
+    (raw / "splits.json").write_text(
+        '{"pictures/train": ["' + '", "'.join(names[:6]) + '"], "pictures/val": ["p006.jpg", "p007.jpg"]}'
+    )
+    (raw / "pictures.txt").write_text("".join(f"gopher://gone/{name}\n" for name in names))
+    xmodal("build", f"{FIXTURE}/semantics", "--root", root, "--raw", raw, "--set", "regions.detector=toy")
+    said = xmodal("look", "pictures", "--root", root, "--regions", out, "--items", "p003", "p006", "--json")
+    assert [one["item"] for one in said.json["pictures"]] == ["p003", "p006"]
+    with Image.open(out / "p003.png") as drawn:
+        assert max(drawn.size) >= SIDE
+    assert xmodal("look", "pictures", "--root", root, "--regions", out, "--first", 3, "--json").json["pictures"][2:]
+    complaint = xmodal("look", "pictures", "--root", root, "--regions", out, "--items", "p009").complaint
+    assert "p009: " in complaint
+    assert "has no regions of such items" in complaint
+
+
+@given(st.lists(st.tuples(*[st.floats(-20, 320)] * 4, st.floats(10, 140)), min_size=1, max_size=12))
+def test_no_name_is_cut_at_an_edge_or_hides_another(asked: list[tuple[float, ...]]) -> None:
+    """The picture has room for all of them."""
+    size, taken = (300, 30 * LINE), list[tuple[float, float, float]]()
+    for *box, width in asked:
+        left, top = free_corner(box, width, size, taken)
+        assert 0 <= left <= left + width <= size[0]
+        assert 0 <= top <= top + LINE <= size[1]
+        for other_left, other_top, wide in taken:
+            apart = left + width <= other_left or other_left + wide <= left
+            assert apart or abs(top - other_top) >= LINE
+        taken.append((left, top, width))
+
+
+def test_proposals_are_numbered_and_a_long_name_is_shortened() -> None:
+    image = Image.new("RGB", (100, 80), "white")
+    draw_boxes(image, np.array([[10, 10, 60, 60], [0, 0, 100, 80]], np.float32), ["1", "a name " * 30])
+    assert image.getcolors(10_000)
+    draw_boxes(image, np.zeros((0, 4), np.float32), [])

@@ -1,0 +1,222 @@
+"""The regions stage: what a detector sees of each picture, for any workers, kills, and pictures that came or went."""
+
+import io
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from pipelines.engine.building import build, pending
+from pipelines.engine.stage import Stage
+from pipelines.stages.regions import RegionsConfig
+from tests.conftest import tree_digest
+from tests.made import made
+from tests.records.test_sparse import tables
+from tests.stages.test_features_stage import interrupted
+from tests.stages.test_resnet_stage import backwards, by_turns, sealed
+from tests.stages.test_resnet_stage import storage as storage
+from tests.toy_detector import toy_detector as toy_detector
+from xmodal.detection.region_store import RegionStore
+from xmodal.errors import UserError
+from xmodal.features.store import FeatureStore
+from xmodal.records.tables import Item, Region
+from xmodal.root.outputs import Output
+from xmodal.root.storage import Storage, open_storage
+
+RED, GREEN, BLUE, WHITE = (200, 0, 0), (0, 100, 0), (0, 0, 60), (255, 255, 255)
+TOY = RegionsConfig("toy", "random:0", fewest=1, dtype="float32", items_per_shard=2)
+Seen = list[tuple[int, ...]]
+
+pytestmark = pytest.mark.usefixtures("toy_detector")
+
+
+def picture(*quarters: tuple[int, int, int], size: tuple[int, int] = (32, 24), turn: int = 1) -> bytes:
+    """A PNG of four quarters; `turn` is its EXIF orientation."""
+    whole, (width, height) = Image.new("RGB", size), size
+    for number, colour in enumerate(quarters):
+        left, top = number % 2 * width // 2, number // 2 * height // 2
+        whole.paste(colour, (left, top, left + width // 2, top + height // 2))
+    exif, data = Image.Exif(), io.BytesIO()
+    exif[0x0112] = turn
+    whole.save(data, "PNG", exif=exif)
+    return data.getvalue()
+
+
+PICTURES: Mapping[str, bytes | None] = {
+    "a.png": picture(RED, GREEN, BLUE, WHITE),
+    "b.png": picture(GREEN, WHITE, WHITE, WHITE),
+    "blank.png": picture(WHITE, WHITE, WHITE, WHITE),
+    "broken.png": b"no picture",
+    "cut.png": picture(RED, RED, BLUE, BLUE, size=(320, 240))[:-300],
+    "gone.png": None,
+    "z.png": picture(BLUE, BLUE, BLUE, BLUE),
+}
+
+
+def regions(
+    media: Output, config: RegionsConfig = TOY, files: Any = None, names: Any = PICTURES, **outputs: Any
+) -> Stage[Any, Any]:
+    return made(
+        "regions", config, [(name.partition(".")[0], name) for name in sorted(names)], files, media=media, **outputs
+    )
+
+
+def test_rows_and_tables_say_what_the_detector_saw(storage: Storage) -> None:
+    output = build(regions(sealed(storage, PICTURES)), storage)
+    store = RegionStore(output)
+    seen = store.picture("a")
+    np.testing.assert_array_equal(seen.boxes_K4, [[0, 0, 16, 12], [16, 0, 32, 12], [0, 12, 16, 24]])
+    np.testing.assert_array_equal(seen.features_KD, [RED, GREEN, BLUE])
+    assert seen.size == (32, 24)
+    assert seen.classes
+    assert seen.attributes
+    assert [store.words.classes[number] for number in seen.classes.ids_K] == ["red", "green", "blue"]
+    np.testing.assert_allclose(seen.classes.scores_K, np.array([200, 100, 60]) / 255)
+    assert [store.words.attributes[number] for number in seen.attributes.ids_K] == ["dark"] * 3
+    assert store.absent == {"blank", "broken", "gone"}
+    assert output.totals["failures"] == {"absent": 1, "no_regions": 1, "truncated": 1, "unreadable": 1}
+    assert output.totals["counts"] == {"pictures": 4, "regions": 3 + 1 + 4 + len(store.boxes("cut"))}
+    assert "cut" in store.ids
+    told = store.store.provenance
+    assert told["network"] == "toy"
+    assert {"boxes": "detected", "fewest": 1, "most": 100, "threshold": 0.2, "suppression": 0.3}.items() <= told.items()
+
+
+def test_selection_and_precision_are_settings(storage: Storage) -> None:
+    media = sealed(storage, PICTURES)
+    wanted = {"fewest": 2, "most": 2, "dtype": "float16"}
+    store = RegionStore(build(regions(media, replace(TOY, **wanted)), storage))
+    np.testing.assert_array_equal(store.features("a"), np.array([RED, GREEN], np.float16))
+    assert len(store.features("b")) == 1, "a picture may have fewer"
+    sure = RegionStore(build(regions(media, replace(TOY, threshold=0.7)), storage))
+    np.testing.assert_array_equal(sure.features("a"), [RED])
+    assert len({regions(media, replace(TOY, **{name: value})).identity for name, value in wanted.items()}) == 3
+
+
+def test_pictures_stand_upright_and_keep_their_size(storage: Storage, toy_detector: Seen) -> None:
+    turned = {"a.png": picture(RED, WHITE, WHITE, WHITE, size=(40, 20), turn=6)}
+    store = RegionStore(build(regions(sealed(storage, turned), names=turned), storage))
+    assert toy_detector == [(40, 20, 3)]
+    assert store.size("a") == (20, 40)
+    np.testing.assert_array_equal(store.boxes("a"), [[10, 0, 20, 20]])
+
+
+def test_workers_their_order_and_interruptions_change_no_byte(tmp_path: Path) -> None:
+    trees = set()
+    for number, run in enumerate((None, backwards, by_turns, interrupted)):
+        storage = open_storage(str(tmp_path / str(number)))
+        stage = regions(sealed(storage, PICTURES))
+        if run:
+            with suppress(KeyboardInterrupt):
+                build(stage, storage, run)
+            assert (pending(stage, storage)[1] > 0) is (run is interrupted)
+        build(stage, storage)
+        trees.add(tree_digest(storage.url))
+    assert len(trees) == 1
+
+
+def test_pictures_that_stay_are_not_looked_at_again(storage: Storage, tmp_path: Path, toy_detector: Seen) -> None:
+    build(regions(sealed(storage, PICTURES)), storage)
+    toy_detector.clear()
+    grown = {"0.png": picture(GREEN, GREEN, WHITE, WHITE), **PICTURES, "b2.png": PICTURES["b.png"]}
+    del grown["a.png"]
+    output = build(regions(sealed(storage, grown), names=grown), storage)
+    assert len(toy_detector) == 1
+    fresh = open_storage(str(tmp_path / "fresh"))
+    again = build(regions(sealed(fresh, grown), names=grown), fresh)
+    assert tree_digest(output.where) == tree_digest(again.where)
+    assert output.totals["failures"] == {"absent": 1, "no_regions": 1, "truncated": 1, "unreadable": 1}
+
+
+def test_numbers_that_are_not_finite_are_failures(storage: Storage, tmp_path: Path) -> None:
+    """Half precision ends at 65,504."""
+    files = {"detector": tmp_path / "weights"}
+    files["detector"].write_bytes((258).to_bytes(2))
+    bright = {"a.png": picture(WHITE, (249, 249, 255), WHITE, WHITE), "b.png": PICTURES["b.png"]}
+    media = sealed(storage, bright)
+    wide, half = (replace(TOY, dtype=dtype) for dtype in ("float32", "float16"))
+    assert not RegionStore(build(regions(media, wide, files, bright), storage)).absent
+    output = build(regions(media, half, files, bright), storage)
+    assert RegionStore(output).absent == {"a"}
+    assert output.totals["failures"] == {"not_finite": 1}
+    assert output.config["weights"].startswith("sha256:")
+
+
+# -------------------------------------------------------------------------------------------------------- given boxes
+
+
+def test_annotated_boxes_are_looked_at_in_their_order(storage: Storage) -> None:
+    media = sealed(storage, PICTURES)
+    rows = [*(Item(name.partition(".")[0], name) for name in sorted(PICTURES))]
+    boxes = [("a", 0, 12, 16, 24), ("a", 0, 0, 40, 12), ("z", 1, 1, 2, 2), ("a", 31, 23, 31, 23)]
+    given = [Region(f"r{number}", item, None, *sides) for number, (item, *sides) in enumerate(boxes)]
+    scene = Region("scene", "b")
+    records = tables(Path(storage.url), "boxed", iter([*rows, *given, scene]))  # type: ignore[list-item]
+    config = replace(TOY, boxes="records", most=1, threshold=1.0)
+    output = build(regions(media, config, records=records), storage)
+    store = RegionStore(output)
+    np.testing.assert_array_equal(store.boxes("a"), [[0, 12, 16, 24], [0, 0, 32, 12], [31, 23, 31, 23]])
+    np.testing.assert_array_equal(store.features("a")[:2], [BLUE, np.mean([RED, GREEN], axis=0)])
+    assert store.absent == {"b", "blank", "broken", "cut", "gone"}
+    assert "no boxes are given for it" in {why for unit in output.units() for *_, why in unit.failures}
+
+
+def table_of_boxes(file: Path, **boxes: list[float]) -> dict[str, Path]:
+    pq.write_table(pa.table({"id": [*boxes], "boxes": [*boxes.values()]}), file)
+    return {"boxes": file}
+
+
+def test_boxes_of_a_file_decide_their_pictures_alone(storage: Storage, tmp_path: Path, toy_detector: Seen) -> None:
+    media, config = sealed(storage, PICTURES), replace(TOY, boxes="file")
+    files = table_of_boxes(tmp_path / "boxes.parquet", a=[0, 0, 16, 12], z=[0, 0, 8, 8, 8, 8, 16, 16])
+    before = regions(media, config, files)
+    store = RegionStore(build(before, storage))
+    assert [len(store.boxes(id)) for id in ("a", "z")] == [1, 2]
+    toy_detector.clear()
+    table_of_boxes(tmp_path / "boxes.parquet", a=[16, 0, 32, 12], z=[0, 0, 8, 8, 8, 8, 16, 16])
+    after = regions(media, config, files)
+    assert after.identity != before.identity
+    np.testing.assert_array_equal(RegionStore(build(after, storage)).features("a"), [GREEN])
+    assert len(toy_detector) == 1, "the other picture's boxes are those of before"
+
+
+@pytest.mark.parametrize(
+    ("boxes", "said"),
+    [
+        ({"a": [1.0, 2.0, 3.0]}, "the boxes of 'a' are not four finite numbers each"),
+        ({"a": [1.0, 2.0, 3.0, float("nan")]}, "the boxes of 'a' are not four finite numbers each"),
+        ({}, "no Parquet table"),
+    ],
+)
+def test_a_file_without_usable_boxes_is_refused(boxes: Any, said: str, storage: Storage, tmp_path: Path) -> None:
+    files = table_of_boxes(tmp_path / "boxes.parquet", **boxes)
+    if not boxes:
+        files["boxes"].write_text("id,boxes")
+    with pytest.raises(UserError, match=said):
+        regions(sealed(storage, PICTURES), replace(TOY, boxes="file"), files)
+
+
+def test_what_cannot_be_is_refused_before_anything_is_fetched(storage: Storage) -> None:
+    media = sealed(storage, PICTURES)
+    with pytest.raises(UserError, match="no detector 'tyo'; there are: bottom_up"):
+        regions(media, replace(TOY, detector="tyo"))
+    with pytest.raises(UserError, match="boxes=file needs the file: --file boxes=PATH"):
+        regions(media, replace(TOY, boxes="file"))
+    with pytest.raises(UserError, match="a folder has no annotated boxes"):
+        regions(media, replace(TOY, boxes="records"))
+    for wrong in ({"fewest": 37, "most": 36}, {"threshold": 2}, {"most": 0}, {"items_per_shard": 0}):
+        with pytest.raises(ValueError, match=r"fewest|threshold|most|at least one"):
+            replace(TOY, **wrong)
+
+
+def test_readers_take_regions_as_any_ragged_features(storage: Storage) -> None:
+    store = FeatureStore(build(regions(sealed(storage, PICTURES)), storage))
+    assert store.lengths(store.rows(["a", "z"])).tolist() == [3, 4]
+    assert store.take_padded(store.rows(["a", "b"])).shape == (2, 3, 3)

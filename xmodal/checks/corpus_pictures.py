@@ -1,0 +1,76 @@
+"""Pictures of a corpus: the frames of its clips, and what a detector saw in its pictures."""
+
+import shlex
+from collections.abc import Iterable, Sequence
+from itertools import starmap
+from pathlib import Path
+
+from PIL.Image import Image
+
+from xmodal.batches.dataset import open_dataset
+from xmodal.detection.region_pictures import region_sheet
+from xmodal.detection.region_store import RegionStore
+from xmodal.errors import UserError
+from xmodal.features.contact_sheets import DrawnPicture, contact_sheet, save_sheets
+from xmodal.features.frame_store import NAME as FRAMES
+from xmodal.features.frame_store import FrameStore
+from xmodal.features.store import FeatureStore
+from xmodal.media.images import open_image
+from xmodal.raw.archives import Archives
+from xmodal.raw.raw_files import raw_of
+from xmodal.records.tables import Caption, Item, read_rows
+from xmodal.records.views import members
+from xmodal.root.outputs import Output
+from xmodal.root.selection import source_of
+from xmodal.training.run_setup import Setup
+
+REGIONS = "regions"  # the stage of a detector
+
+
+def draw_clips(
+    corpus: str, setup: Setup, folder: Path, *, items: Sequence[str] = (), first: int = 8, split: str | None = None
+) -> list[DrawnPicture]:
+    """Draws a PNG for each of the clips, or the first ones that have frames."""
+    records = setup.tables(corpus)
+    store = FrameStore(setup.store(FRAMES, records).output)
+    ids = _chosen(store, records, items, first, split)
+    if not ids and first:
+        root = shlex.quote(setup.root)
+        raise UserError(f"no clip of {split or corpus} has frames: `xmodal status --root {root}` says why")
+    sheets = ((id, caption, contact_sheet(store, id, caption)) for id, caption in _with_captions(records, ids))
+    with setup.progress.over("draw", len(ids), unit="clips") as tick:
+        return list(save_sheets(folder, sheets, tick))
+
+
+def draw_regions(
+    corpus: str, setup: Setup, folder: Path, *, items: Sequence[str] = (), first: int = 8, split: str | None = None
+) -> list[DrawnPicture]:
+    """Draws a PNG for each of the pictures, or the first ones that have regions: of the regions stage, if not told."""
+    dataset = open_dataset(setup.root, corpus, setup.records)
+    regions = RegionStore(dataset.store(setup.features or REGIONS).output)
+    store, where = regions.store, regions.store.output.where
+    archives = Archives(raw_of(source_of(store.output, "media", corpus)))
+    paths = {item.id: item.media for item in read_rows(dataset.records, Item)}
+    ids = _chosen(store, dataset.records, items, first, split)
+    if strange := [id for id in ids if id not in store or id not in paths]:
+        raise UserError(f"{', '.join(strange)}: {where} has no regions of such items")
+    if not ids and first:
+        raise UserError(f"no picture of {split or corpus} has regions in {where}")
+
+    def sheet(id: str, caption: str) -> tuple[str, str, Image]:
+        picture = open_image(archives.read(paths[id]), on_truncated=lambda why: None)
+        return id, caption, region_sheet(regions, id, picture, caption)
+
+    with setup.progress.over("draw", len(ids), unit="pictures") as tick:
+        return list(save_sheets(folder, starmap(sheet, _with_captions(dataset.records, ids)), tick))
+
+
+def _chosen(store: FeatureStore, records: Output, items: Sequence[str], first: int, split: str | None) -> list[str]:
+    among = set(store.ids) if split is None else members(records, split)
+    return list(dict.fromkeys(items)) or [id for id in store.ids if id in store and id in among][:first]
+
+
+def _with_captions(records: Output, ids: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """Each id with its first caption, or ''."""
+    first_captions = (one for one in read_rows(records, Caption) if one.source == "human" and not one.position)
+    return (dict.fromkeys(ids, "") | {one.item: one.text for one in first_captions if one.item in ids}).items()

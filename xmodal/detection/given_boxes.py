@@ -1,0 +1,59 @@
+"""Boxes that are given to a detector, by picture: annotated ones of records, or those of a user's file."""
+
+import math
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from xmodal.detection.region_formats import open_regions
+from xmodal.errors import UserError
+from xmodal.records.tables import Region, read_rows
+from xmodal.root.outputs import Output
+
+Boxes = tuple[tuple[float, ...], ...]  # left, top, right, bottom of each, from 0
+
+
+def boxes_of_records(records: Output) -> dict[str, Boxes]:
+    """The annotated boxes of each picture in the order of the records; regions without a box are left out."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for region in read_rows(records, Region):
+        sides = (region.left, region.top, region.right, region.bottom)
+        if region.left is not None:
+            found.setdefault(region.item, []).append(tuple(float(side) for side in sides if side is not None))
+    if not found:
+        raise UserError(f"{records.config['corpus']} has no annotated boxes: leave out boxes=records")
+    return {id: tuple(boxes) for id, boxes in found.items()}
+
+
+def boxes_in_file(path: Path) -> dict[str, Boxes]:
+    """Reads a Parquet table with `id` and `boxes`, four numbers each, or regions of other projects."""
+    found = _of_table(path) if path.suffix == ".parquet" else _of_foreign(path)
+    for id, boxes in found.items():
+        if not all(len(box) == 4 and all(map(math.isfinite, box)) for box in boxes):
+            raise UserError(f"{path}: the boxes of {id!r} are not four finite numbers each: left, top, right, bottom")
+    return found
+
+
+def _of_table(path: Path) -> dict[str, Boxes]:
+    try:
+        with path.open("rb") as file:
+            table = pq.read_table(file, columns=["id", "boxes"]).to_pydict()
+        found = {str(id): _by_fours(sides or []) for id, sides in zip(table["id"], table["boxes"], strict=True)}
+    except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path} is no Parquet table with columns id and boxes: {error}") from error
+    if len(found) < len(table["id"]):
+        raise UserError(f"{path} has an id twice: give each picture one row with all of its boxes")
+    return found
+
+
+def _by_fours(sides: list[float]) -> Boxes:
+    return tuple(tuple(map(float, sides[place : place + 4])) for place in range(0, len(sides), 4))
+
+
+def _of_foreign(path: Path) -> dict[str, Boxes]:
+    regions = open_regions(path)
+    if regions is None:
+        raise UserError(f"{path} has no boxes: give a Parquet table with columns id and boxes, or a .tsv of regions")
+    pictures = regions.pictures(range(len(regions.ids)))
+    return {picture.id: tuple(map(tuple, picture.boxes_K4.tolist())) for picture in pictures}

@@ -1,0 +1,127 @@
+"""MILVLG's folder of regions: ID.npz with x, bbox, num_bbox, image_h, image_w and info.
+
+`info` is a pickled dict with objects_id, objects_conf, attrs_id and attrs_conf; it is read by an unpickler that knows
+arrays and nothing else. The keys are those of MILVLG/bottom-up-attention.pytorch@4dbce86:utils/extract_utils.py.
+"""
+
+import io
+import math
+import pickle
+import zipfile
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.detection.region_store import Named, PictureRegions
+from xmodal.features.foreign_formats import Head, npy_header, reading, unchecked_header
+from xmodal.raw.archives import LARGEST
+
+ALLOWED = {  # by numpy 1 and numpy 2
+    *((f"numpy.{core}.multiarray", name) for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+    *(("numpy", name) for name in ("ndarray", "dtype")),
+}
+BROKEN = (pickle.UnpicklingError, AttributeError, TypeError, LookupError, EOFError, MemoryError, OverflowError)
+
+
+def is_milvlg(file: Path) -> bool:
+    with reading(file), zipfile.ZipFile(file) as archive:
+        return {"x.npy", "bbox.npy"} <= set(archive.namelist())
+
+
+def look_at_npz(files: list[Path]) -> tuple[list[str], int, Any, str]:
+    """Returns ids, numbers of a feature, a function that reads some pictures, and the features' dtype."""
+    heads = list[Head]()
+    for file in files:
+        with reading(file), zipfile.ZipFile(file) as archive:
+            x, bbox = (_head(archive, name) for name in ("x", "bbox"))
+            if len(x[0]) != 2 or bbox[0] != (x[0][0], 4):
+                raise ValueError(f"x is {x[0]} and bbox {bbox[0]}, not (K, D) and (K, 4)")
+            if heads and (x[0][1], x[1]) != (heads[0][0][1], heads[0][1]):
+                raise ValueError(f"x is {x[0]} {x[1]}, unlike {files[0].name}, where it is {heads[0][0]} {heads[0][1]}")
+            heads.append(x)
+    read = partial(_read, tuple(map(str, files)))
+    return [file.stem for file in files], heads[0][0][1], read, str(heads[0][1])
+
+
+def write_npz(folder: Path, pictures: Iterable[PictureRegions]) -> None:
+    folder.mkdir()
+    for picture in pictures:
+        count = len(picture.boxes_K4)
+        info: dict[str, Any] = {"image_id": picture.id, "num_boxes": count}
+        size = dict(zip(("image_w", "image_h"), picture.size, strict=True)) if picture.size else {}
+        for kind, named in (("objects", picture.classes), ("attrs", picture.attributes)):
+            if named:
+                info |= {f"{kind}_id": named.ids_K, f"{kind}_conf": named.scores_K}
+        arrays: dict[str, Any] = {"x": picture.features_KD, "bbox": picture.boxes_K4, "num_bbox": count, **size}
+        np.savez_compressed(folder / f"{picture.id}.npz", **arrays, info=np.array(info | size, object))
+
+
+def _read(files: tuple[str, ...], items: range) -> Iterator[PictureRegions]:
+    for name in files[items.start : items.stop]:
+        with reading(name), zipfile.ZipFile(name) as archive:
+            there = set(archive.namelist())
+            values = {key: _array(archive, key) for key in ("x", "bbox", "image_w", "image_h") if f"{key}.npy" in there}
+            info = _info(archive) if "info.npy" in there else {}
+            named = [_named(info, kind) for kind in ("objects", "attrs")]
+            size = tuple(int(values[side]) for side in ("image_w", "image_h")) if "image_w" in values else None
+        assert size is None or len(size) == 2
+        yield PictureRegions(Path(name).stem, values["bbox"].astype("f4"), values["x"], size, *named)
+
+
+def _head(archive: zipfile.ZipFile, key: str) -> Head:
+    with archive.open(f"{key}.npy") as file:
+        return npy_header(file, _size(archive, key))[:2]  # type: ignore[arg-type]
+
+
+def _size(archive: zipfile.ZipFile, key: str) -> int:
+    size = archive.getinfo(f"{key}.npy").file_size
+    if size > LARGEST:
+        raise ValueError(f"{key} is {size:,} bytes long, more than a picture has")
+    return size
+
+
+def _array(archive: zipfile.ZipFile, key: str) -> NDArray[Any]:
+    with archive.open(f"{key}.npy") as file:
+        shape, dtype, order = npy_header(file, _size(archive, key))  # type: ignore[arg-type]
+        data = file.read(math.prod(shape) * dtype.itemsize)
+    return np.frombuffer(data, dtype).reshape(shape, order=order) if data else np.empty(shape, dtype)
+
+
+def _info(archive: zipfile.ZipFile) -> dict[str, Any]:
+    with archive.open("info.npy") as file:
+        found = read_objects(io.BytesIO(file.read(_size(archive, "info"))))
+    info = found.item() if found.shape == () else None
+    if not isinstance(info, dict):
+        raise ValueError("info is no dict")
+    return info
+
+
+def read_objects(file: BinaryIO) -> NDArray[Any]:
+    """Reads an array of Python objects that are plain values, dicts and lists of them, or arrays."""
+    if not unchecked_header(file)[2].hasobject:
+        raise ValueError("it holds no objects")
+    try:
+        found = _Unpickler(file).load()
+    except BROKEN as error:
+        raise ValueError(f"it holds other objects than arrays, which are never read ({error})") from error
+    return np.asarray(found)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"{module}.{name}")
+        return super().find_class(module, name)
+
+
+def _named(info: dict[str, Any], kind: str) -> Named | None:
+    if f"{kind}_id" not in info:
+        return None
+    ids, scores = np.asarray(info[f"{kind}_id"]), np.asarray(info[f"{kind}_conf"])
+    if ids.dtype.kind not in "iu" or scores.dtype.kind != "f":
+        raise ValueError(f"{kind}_id and {kind}_conf of info are no numbers")
+    return Named(ids.astype("i4"), scores.astype("f4")) if len(ids) else None

@@ -1,0 +1,84 @@
+"""Pictures of regions: boxes with their words, drawn on the picture that a detector saw."""
+
+import colorsys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from xmodal.detection.region_semantics import phrases_of, surest_first
+from xmodal.detection.region_store import RegionStore
+from xmodal.media.drawing import font_of, labelled
+
+MOST = 16  # regions that are drawn of a picture: more cannot be told apart
+SIDE = 640  # pixels that the longer side has at least
+LETTERS, LINE, PAD = 15, 20, 3  # pixels of a label
+GOLDEN = 0.618034  # of the circle of hues from one region to the next, which keeps all apart
+
+
+def region_sheet(store: RegionStore, id: str, picture: Image.Image, caption: str = "") -> Image.Image:
+    """Draws the surest regions on a picture; below it stand its id, the caption, and the words of the other regions."""
+    boxes_K4, classes = store.boxes(id), store.classes(id)
+    if classes is None:
+        order, phrases = list(range(len(boxes_K4))), [f"{number}" for number in range(1, len(boxes_K4) + 1)]
+        names = phrases
+    else:
+        order, phrases = surest_first(classes), phrases_of(store.words, classes, store.attributes(id))
+        names = [f"{phrase} {score:.2f}" for phrase, score in zip(phrases, classes.scores_K, strict=True)]
+    times, drawn = max(1.0, SIDE / max(picture.size)), order[:MOST]
+    large = picture.resize((round(picture.width * times), round(picture.height * times)), Image.Resampling.LANCZOS)
+    draw_boxes(large, boxes_K4[drawn] * times, [names[place] for place in drawn])
+    title = f"{len(drawn)} of {len(order)} regions" if order[MOST:] else f"{len(order)} regions"
+    others = f"; not drawn: {', '.join(phrases[place] for place in order[MOST:])}" if order[MOST:] else ""
+    return labelled(np.asarray(large), [title], f"{id}: {caption}{others}" if caption or others else id)
+
+
+def draw_boxes(picture: Image.Image, boxes_K4: NDArray[np.floating[Any]], names: Sequence[str]) -> None:
+    """Draws boxes, the first above the others, each with its name where no other name stands."""
+    draw, font = ImageDraw.Draw(picture), font_of(LETTERS)
+    colours = [_colour(number) for number in range(len(names))]
+    for box_4, colour in reversed([*zip(boxes_K4.tolist(), colours, strict=True)]):
+        draw.rectangle(box_4, outline="black", width=5)
+        draw.rectangle(box_4, outline=colour, width=3)
+    taken = list[tuple[float, float, float]]()  # left, top and width of names
+    for box_4, name, colour in zip(boxes_K4.tolist(), names, colours, strict=True):
+        name = _shortened(name, font, picture.width - 2 * PAD)
+        width = font.getlength(name) + 2 * PAD
+        left, top = free_corner(box_4, width, picture.size, taken)
+        taken.append((left, top, width))
+        draw.rectangle((left, top, left + width, top + LINE - 1), fill=colour, outline="black")
+        draw.text((left + PAD, top + LINE // 2), name, "black", font, "lm")
+
+
+def _colour(number: int) -> tuple[int, ...]:
+    """Light enough for black letters."""
+    hue, light = number * GOLDEN % 1, (0.68, 0.8)[number % 2]
+    return tuple(round(255 * part) for part in colorsys.hls_to_rgb(hue, light, 1.0))
+
+
+def _shortened(name: str, font: Any, width: float) -> str:
+    while font.getlength(name) > width and len(name) > 1:
+        name = name.rstrip("…")[:-1] + "…"
+    return name
+
+
+def free_corner(
+    box_4: Sequence[float], width: float, size: tuple[int, int], taken: Sequence[tuple[float, float, float]]
+) -> tuple[float, float]:
+    """Left and top of a name within the picture: above its box, in it, below it, or where a line is free."""
+    left, top, right, bottom = box_4
+    wanted = [(left, top - LINE), (left, top), (right - width, top), (left, bottom - LINE), (left, bottom)]
+    wanted += [(left, line * LINE) for line in range(size[1] // LINE)]
+    corners = [(_within(x, size[0] - width), _within(y, size[1] - LINE)) for x, y in wanted]
+    free = (
+        (x, y)
+        for x, y in corners
+        if all(abs(y - top) >= LINE or x + width <= left or left + wide <= x for left, top, wide in taken)
+    )
+    return next(free, corners[1])
+
+
+def _within(place: float, most: float) -> float:
+    return max(0.0, min(place, most))

@@ -1,0 +1,49 @@
+"""Regional semantics: what a detector sees in a picture, as a text (A3VSE 3.1, 4.2).
+
+Each region gives "attribute class", as in "blue car"; the surest class comes first.
+"""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from xmodal.detection.region_store import Named
+from xmodal.detection.regions import DetectorWords
+
+SEMANTICS = "semantics"  # the stage, and the source of its captions
+SHOWN = 0.1  # an attribute is said if it is more probable (peteanderson80/bottom-up-attention@master:tools/demo.ipynb)
+
+
+def semantics_of(words: DetectorWords, classes: Named | None, attributes: Named | None, shown: float = SHOWN) -> str:
+    """The words of all regions by their class scores; equal ones stay in the order of the regions."""
+    if classes is None:
+        return ""
+    phrases = phrases_of(words, classes, attributes, shown)
+    return " ".join(phrases[place] for place in surest_first(classes))
+
+
+def phrases_of(words: DetectorWords, classes: Named, attributes: Named | None, shown: float = SHOWN) -> list[str]:
+    """The words of each region."""
+    phrases = [words.classes[number] for number in classes.ids_K.tolist()]
+    if attributes is not None:
+        for place in np.flatnonzero(attributes.scores_K > shown).tolist():
+            phrases[place] = f"{words.attributes[attributes.ids_K[place]]} {phrases[place]}"
+    return phrases
+
+
+def surest_first(classes: Named) -> list[int]:
+    order: list[int] = np.argsort(-classes.scores_K, kind="stable").tolist()
+    return order
+
+
+def labels_of_regions(words: DetectorWords, classes: Named | None, least: float) -> list[str]:
+    """The different classes of regions whose score is at least `least`, as labels of their picture."""
+    sure = () if classes is None else classes.ids_K[classes.scores_K >= least].tolist()
+    return sorted({words.classes[number] for number in sure})
+
+
+def vocabulary_overlap(ones: Collection[str], others: Collection[str]) -> float:
+    """The words of both over the words of either (IoU, A3VSE 4.6); 0 where there are none."""
+    both = len({*ones}.intersection(others))
+    either = len({*ones}.union(others))
+    return both / either if either else 0.0

@@ -1,0 +1,320 @@
+"""Weights of bottom-up attention: the four public layouts of a checkpoint, or random numbers, become one.
+
+Layouts are told apart by names that only they have, and all shapes must agree.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from xmodal.detection.caffe_files import read_caffemodel
+from xmodal.detection.pickled_arrays import DAMAGED, read_pickled_arrays
+from xmodal.detectors._bottom_up_network import (
+    AIRSPLAY,
+    CAFFE,
+    DEPTHS,
+    MILVLG_DETECTRON2,
+    BottomUpNetwork,
+    Depths,
+    Family,
+)
+from xmodal.errors import UserError, few
+
+THIN: Depths = (1, 1, 1, 1)  # a file without any second block is a small network of the same kind, as tests have it
+ZIP, OLD_TORCH, PICKLE = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80"  # how files begin
+ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
+SANE_SIDE = 100  # pixels; the largest of the anchors that MILVLG's own configuration makes by mistake has 45
+EPSILON = 1e-5  # of all batch normalisations
+TRUNK = re.compile(r"(backbone|roi_heads\.res5)\.(?!.*\.num_batches_tracked$)|(res|bn|scale)\d")
+
+Arrays = Mapping[str, NDArray[Any]]
+Floats = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Widths of a network, as the shapes of a checkpoint tell them."""
+
+    width: int = 64  # of the stem
+    proposal_width: int = 512
+    classes: int = 1600  # without background
+    embedding: int = 256
+    attribute_width: int = 512
+    attributes: int = 400  # without "no attribute"
+    depths: Depths = DEPTHS
+
+
+def shapes(sizes: Sizes, family: Family) -> dict[str, tuple[int, ...]]:
+    """Each tensor of a checkpoint by our name for it; the names of convolutions are airsplay's without rooms."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in _convolutions(sizes):
+        found[f"{name}.weight"] = shape
+        found |= {f"{name}.norm.{kind}": shape[:1] for kind in ("weight", "bias", "running_mean", "running_var")}
+    anchors, objects = len(family.anchors), sizes.classes + family.background_first
+    heads = {
+        "rpn_conv": (sizes.proposal_width, 16 * sizes.width, 3, 3),
+        "objectness": (anchors * (1 + family.paired_objectness), sizes.proposal_width, 1, 1),
+        "anchor_deltas": (4 * anchors, sizes.proposal_width, 1, 1),
+        "cls_score": (sizes.classes + 1, 32 * sizes.width),
+        "bbox_pred": (4 * objects, 32 * sizes.width),
+        "fc_attr": (sizes.attribute_width, 32 * sizes.width + sizes.embedding),
+        "attr_score": (sizes.attributes + (family.no_attribute is not None), sizes.attribute_width),
+    }
+    for name, shape in heads.items():
+        found |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    return found | {"cls_embedding.weight": (sizes.classes + 1, sizes.embedding)}
+
+
+def _convolutions(sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield "stem", (sizes.width, 3, 7, 7)
+    taken = sizes.width
+    for stage, depth in enumerate(sizes.depths):
+        width = sizes.width << stage
+        for block in range(depth):
+            name = f"res{stage + 2}.{block}"
+            if block == 0:
+                yield f"{name}.shortcut", (4 * width, taken, 1, 1)
+            yield f"{name}.conv1", (width, taken, 1, 1)
+            yield f"{name}.conv2", (width, width, 3, 3)
+            yield f"{name}.conv3", (4 * width, width, 1, 1)
+            taken = 4 * width
+
+
+def _port_name(attribute_heads: Mapping[str, str], key: str) -> str:
+    """Name of a tensor in a port to detectron2."""
+    head, _, rest = key.partition(".")
+    rpn = {"rpn_conv": "conv", "objectness": "objectness_logits", "anchor_deltas": "anchor_deltas"}
+    if head == "stem":
+        return f"backbone.stem.conv1.{rest}"
+    if head in rpn:
+        return f"proposal_generator.rpn_head.{rpn[head]}.{rest}"
+    if head in ("res2", "res3", "res4"):
+        return f"backbone.{key}"
+    return f"roi_heads.{attribute_heads.get(head, head if head == 'res5' else f'box_predictor.{head}')}.{rest}"
+
+
+def _caffe_name(key: str) -> str:
+    """Layer and blob of a tensor in Caffe, as "bn4b22_branch2a:1"."""
+    kinds = {"norm.weight": "scale:0", "norm.bias": "scale:1", "norm.running_mean": "bn:0", "norm.running_var": "bn:1"}
+    heads = {"rpn_conv": "rpn_conv/3x3", "objectness": "rpn_cls_score", "anchor_deltas": "rpn_bbox_pred"}
+    branches = {"shortcut": "1", "conv1": "2a", "conv2": "2b", "conv3": "2c"}
+    matched = re.fullmatch(r"(.+?)\.(norm\.\w+|weight|bias)", key)
+    assert matched
+    module, kind = matched.groups()
+    layer, _, blob = kinds.get(kind, ":1" if kind == "bias" else ":0").partition(":")
+    if module == "stem":
+        return f"{layer}_conv1:{blob}".removeprefix("_")
+    if place := re.fullmatch(r"res(\d)\.(\d+)\.(\w+)", module):
+        stage, block, convolution = place.groups()
+        # a long stage has blocks a, b1, b2 …, and a short one a, b, c
+        tag = f"b{block}" if int(block) and stage in "34" else "abc"[int(block)]
+        return f"{layer or 'res'}{stage}{tag}_branch{branches[convolution]}:{blob}"
+    return f"{heads.get(module, module)}:{blob}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one maker's checkpoints name their tensors."""
+
+    family: Family
+    name: Callable[[str], str]  # in the file, by our name
+    mark: str  # a name that no other layout has
+
+
+LAYOUTS = {
+    "caffe": Layout(CAFFE, _caffe_name, "cls_embedding:0"),
+    "airsplay": Layout(AIRSPLAY, partial(_port_name, {}), "roi_heads.box_predictor.cls_embedding.weight"),
+    "milvlg_caffe": Layout(
+        CAFFE,
+        partial(
+            _port_name,
+            {
+                "cls_embedding": "box_predictor.cls_embed",
+                "fc_attr": "box_predictor.attr_linear1",
+                "attr_score": "box_predictor.attr_linear2",
+            },
+        ),
+        "roi_heads.box_predictor.cls_embed.weight",
+    ),
+    "milvlg_detectron2": Layout(
+        MILVLG_DETECTRON2,
+        partial(
+            _port_name,
+            {
+                "cls_embedding": "attribute_predictor.obj_embed",
+                "fc_attr": "attribute_predictor.fc.0",
+                "attr_score": "attribute_predictor.attr_score",
+            },
+        ),
+        "roi_heads.attribute_predictor.obj_embed.weight",
+    ),
+}
+
+
+def read_network(file: Path, device: str) -> tuple[BottomUpNetwork, dict[str, str]]:
+    """The network of a checkpoint, its layout, and whence its anchors are; refuses a checkpoint that is not whole."""
+    arrays = _read(file)
+    name = next((name for name, layout in LAYOUTS.items() if layout.mark in arrays), None)
+    try:
+        if name is None:
+            marks = " and ".join(layout.mark for layout in LAYOUTS.values())
+            raise ValueError(f"they are in no known layout, as they lack all of {marks}")
+        layout = LAYOUTS[name]
+        values, depths = _whole(arrays, layout)
+        weights = _folded(_background_first(values, layout.family))
+    except ValueError as error:
+        raise UserError(f"weights {file} are no ResNet-101 of bottom-up attention: {error}") from error
+    anchors = _sane_anchors(arrays, layout.family)
+    told = {"layout": name, "anchors": "the layout's" if anchors is None else "the checkpoint's"}
+    return _network(weights, layout.family, device, depths, anchors), told
+
+
+# Of random numbers: a stem that takes pixels as large as they are, blocks that add so little that 33 of them do not
+# overflow, and boxes that stay near their anchors.
+GAINS = {"stem.norm.weight": 0.02, "conv3.norm.weight": 0.2, "anchor_deltas.weight": 0.1}
+
+
+def random_network(seed: int, device: str) -> BottomUpNetwork:
+    """An untrained network in Caffe's way, whose candidates differ."""
+    draw = np.random.default_rng(seed)
+    values: Floats = {}
+    for key, shape in shapes(Sizes(), CAFFE).items():
+        gain = np.float32(next((gain for end, gain in GAINS.items() if key.endswith(end)), 1))
+        if len(shape) > 1:
+            values[key] = draw.standard_normal(shape, np.float32) * np.sqrt(np.float32(2 / np.prod(shape[1:]))) * gain
+        else:
+            values[key] = np.full(shape, gain if key.endswith(("norm.weight", "running_var")) else 0, np.float32)
+    return _network(_folded(_background_first(values, CAFFE)), CAFFE, device)
+
+
+def _network(
+    weights: Floats, family: Family, device: str, depths: Depths = DEPTHS, anchors: NDArray[Any] | None = None
+) -> BottomUpNetwork:
+    tensors = {key: torch.from_numpy(values).to(device) for key, values in weights.items()}
+    for key, values in tensors.items():
+        if values.ndim == 4:
+            tensors[key] = values.contiguous(memory_format=torch.channels_last)
+    chosen = family.anchors if anchors is None else anchors
+    return BottomUpNetwork(family, tensors, torch.tensor(np.asarray(chosen, np.float32), device=device), depths)
+
+
+def _read(file: Path) -> Arrays:
+    """The arrays of a file by its own names; how a file begins says which it is, however it is called."""
+    try:
+        with file.open("rb") as opened:
+            begin = opened.read(len(OLD_TORCH))
+    except OSError as error:
+        raise UserError(f"weights {file} cannot be read: {error.strerror}") from error
+    if begin.startswith((ZIP, OLD_TORCH)):
+        return _read_torch(file)
+    if begin.startswith(PICKLE):
+        return read_pickled_arrays(file)
+    layers = read_caffemodel(file)
+    return {f"{name}:{number}": blob for name, blobs in layers.items() for number, blob in enumerate(blobs)}
+
+
+def _read_torch(file: Path) -> Arrays:
+    try:
+        state = torch.load(file, map_location="cpu", weights_only=True)
+        state = state.get("model", state) if isinstance(state, Mapping) else {}
+        return {name: some.float().numpy() for name, some in state.items() if isinstance(some, torch.Tensor)}
+    except (*DAMAGED, RuntimeError, OSError) as error:
+        line = " ".join(str(error).split())[:200]
+        raise UserError(f"weights {file} are refused, as no file of tensors alone: {line}") from error
+
+
+def _whole(arrays: Arrays, layout: Layout) -> tuple[Floats, Depths]:
+    """All tensors by our names."""
+    is_deep = any(layout.name(f"res{stage}.1.conv1.weight") in arrays for stage in (2, 3, 4, 5))
+    depths = DEPTHS if is_deep else THIN
+    wanted = shapes(Sizes(depths=depths), layout.family)
+    names = {key: layout.name(key) for key in wanted}
+    factors = {f"{name[:-1]}2" for name in names.values() if name.startswith("bn")}  # Caffe's third blobs
+    if missing := [name for name in (*names.values(), *sorted(factors)) if name not in arrays]:
+        raise ValueError(f"they lack {few(missing, 3)}")
+    if unknown := [name for name in arrays if TRUNK.match(name) and name not in {*names.values(), *factors}]:
+        raise ValueError(f"they have more convolutions, such as {few(unknown, 1)}")
+    values = {key: _floats(arrays[name], name, len(wanted[key])) for key, name in names.items()}
+    for key, name in names.items():
+        if name.startswith("bn"):  # sums, to be divided by how much was summed up
+            factor = float(_floats(arrays[f"{name[:-1]}2"], name, 1).sum())
+            values[key] = values[key] / np.float32(factor) if factor else np.zeros_like(values[key])
+    for key, shape in shapes(_sizes(values, layout.family, depths), layout.family).items():
+        if values[key].shape != shape:
+            raise ValueError(f"{names[key]} is {values[key].shape}, not {shape}")
+    return values, depths
+
+
+def _floats(values: NDArray[Any], name: str, sides: int) -> NDArray[np.float32]:
+    while values.ndim > sides and len(values) == 1:  # old files of Caffe have four sides always
+        values = values[0]
+    if values.dtype.kind != "f" or values.ndim != sides or not values.size:
+        raise ValueError(f"{name} has no floating-point numbers with {sides} sides")
+    return values.astype(np.float32)
+
+
+def _sizes(values: Floats, family: Family, depths: Depths) -> Sizes:
+    return Sizes(
+        len(values["stem.weight"]),
+        len(values["rpn_conv.weight"]),
+        len(values["cls_score.weight"]) - 1,
+        values["cls_embedding.weight"].shape[1],
+        len(values["fc_attr.weight"]),
+        len(values["attr_score.weight"]) - (family.no_attribute is not None),
+        depths,
+    )
+
+
+def _background_first(values: Floats, family: Family) -> Floats:
+    """Makes row 0 the background or "no attribute"; boxes have no row for it."""
+    rows = dict(values)
+    if family.background_first:
+        rows |= {key: values[key][4:] for key in ("bbox_pred.weight", "bbox_pred.bias")}
+    else:
+        keys = ("cls_score.weight", "cls_score.bias", "cls_embedding.weight")
+        rows |= {key: np.roll(values[key], 1, axis=0) for key in keys}
+    for key in ("attr_score.weight", "attr_score.bias"):
+        if family.no_attribute is None:
+            rows[key] = np.concatenate([np.zeros_like(values[key][:1]), values[key]])
+        else:
+            rows[key] = np.roll(values[key], -family.no_attribute, axis=0)
+    return rows
+
+
+def _folded(values: Floats) -> Floats:
+    """Each batch normalisation becomes part of the convolution before it."""
+    folded: Floats = {}
+    for key, weight in values.items():
+        name = key.removesuffix(".weight")
+        if ".norm." in key:
+            continue
+        folded[key] = weight
+        if f"{name}.norm.weight" in values:
+            scale, shift, mean, variance = (
+                values[f"{name}.norm.{kind}"].astype(np.float64)
+                for kind in ("weight", "bias", "running_mean", "running_var")
+            )
+            with np.errstate(invalid="ignore", over="ignore"):
+                scale = scale / np.sqrt(variance + EPSILON)
+                folded[key] = weight * scale.astype(np.float32)[:, None, None, None]
+                folded[f"{name}.bias"] = (shift - mean * scale).astype(np.float32)
+    for key, numbers in folded.items():
+        if not np.isfinite(numbers).all():
+            raise ValueError(f"{key} is not finite")
+    return folded
+
+
+def _sane_anchors(arrays: Arrays, family: Family) -> NDArray[Any] | None:
+    """Anchors that a checkpoint holds, where they can be those that it was trained with."""
+    anchors = arrays.get(ANCHORS)
+    if anchors is None or anchors.shape != np.shape(family.anchors):
+        return None
+    sides = anchors[:, 2:] - anchors[:, :2]
+    return anchors if np.isfinite(anchors).all() and sides.max() > SANE_SIDE else None
