@@ -2,7 +2,7 @@
 
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -78,20 +78,26 @@ def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
 
 
 def vocabulary_and_texts(
-    records: Output, view: View, captions: ViewCaptions, tokens: Tokens, known: Vocabulary | None
-) -> tuple[Vocabulary, Texts]:
-    """Counts the words of a view and encodes its captions; `known` is that of a run that goes on."""
+    records: Output, view: View, captions: Sequence[ViewCaptions], tokens: Tokens, known: Vocabulary | None
+) -> tuple[Vocabulary, list[Texts]]:
+    """Counts the words of a view's captions, and of those beside it, and encodes all; `known` is that of a run."""
     split, words = tokenizer(tokens.tokenizer, tokens.cleaning), defaultdict[str, int](count().__next__)
-    texts = Texts.of(array("i", map(words.__getitem__, split(text))) for text in captions.texts)
-    counts = zip(words, np.bincount(texts.numbers, minlength=len(words)).tolist(), strict=True)
-    known = known or _built_vocabulary(records, view, tokens)
+    every = [Texts.of(array("i", map(words.__getitem__, split(text))) for text in some.texts) for some in captions]
+    totals = sum(np.bincount(texts.numbers, minlength=len(words)) for texts in every)
+    counts = zip(words, np.asarray(totals).tolist(), strict=True)
+    known = known or (_built_vocabulary(records, view, tokens) if len(captions) == 1 else None)
     known = known or Vocabulary.of_counts(counts, tokens.tokenizer, tokens.minimum_count, tokens.cleaning)
     ids = np.array([known.id_of(word) for word in words], np.int32)
-    starts = texts.starts + 2 * np.arange(len(texts.starts))  # a text is longer by <start> and <end>
+    return known, [_between_ends(texts, ids) for texts in every]
+
+
+def _between_ends(texts: Texts, ids: NDArray[np.int32]) -> Texts:
+    """Gives each word its id, and each text a <start> and an <end>."""
+    starts = texts.starts + 2 * np.arange(len(texts.starts))
     numbers = np.zeros(starts[-1], np.int32)
     numbers[starts[:-1]], numbers[starts[1:] - 1] = START, END
     numbers[numbers == PAD] = ids[texts.numbers]
-    return known, Texts(numbers, starts)
+    return Texts(numbers, starts)
 
 
 def _built_vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary | None:

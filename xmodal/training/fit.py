@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import product
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from xmodal.batches import distributed
-from xmodal.batches.batch import Batch
+from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch
 from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
@@ -88,6 +87,7 @@ def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) ->
 @dataclass(frozen=True, eq=False)
 class _Data:
     train: Reader
+    unannotated: Reader | None
     validation: Reader
     labels: Labels  # of the validation's items
     pictures: FeatureStore | None  # of the pixels stage or the frames stage, if a phase reads them
@@ -98,24 +98,30 @@ class _Data:
         assert self.pictures is not None
         return picture_reader(reader, self.pictures, phase.pixels)
 
+    def streams(self, phase: Phase) -> dict[str, Reader]:
+        """What the batches of a phase are read from."""
+        readers = {ANNOTATED: self.train} | ({UNANNOTATED: self.unannotated} if self.unannotated else {})
+        return {name: self.pictured(reader, phase) for name, reader in readers.items()}
+
 
 def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     tables = setup.tables(recipe.view.corpus)
     recipe = _with_named_texts(recipe, tables)
     store = setup.store(recipe.visual.stage, tables, recipe.model)
     pictures = setup.pictures(store, tables) if any(phase.pixels for phase in recipe.phases) else None
-    learned, chosen_on = captions_of_views(tables, (recipe.view, recipe.validation))
+    views = (recipe.view, recipe.validation, *([recipe.unannotated] if recipe.unannotated else []))
+    learned, chosen_on, *others = captions_of_views(tables, views)
+    others = [some for some in others if some.items]  # none where every item is annotated
     tokens, known = tokens_of(recipe), run_folder.read_vocabulary(run)
-    vocabulary, texts = vocabulary_and_texts(tables, recipe.view, learned, tokens, known)
-    train = Examples.among(learned, recipe.view, store, texts)
+    vocabulary, texts = vocabulary_and_texts(tables, recipe.view, [learned, *others], tokens, known)
+    train = Examples.among(learned, recipe.view, store, texts[0])
     validation = Examples.among(chosen_on, recipe.validation, store, vocabulary)
-    del learned, chosen_on
+    unannotated = Examples.among(others[0], views[-1], store, texts[1]) if others else None
+    del learned, chosen_on, others
     pa.default_memory_pool().release_unused()  # the captions' columns, which Arrow would keep
-    if common := sorted(set(train.ids).intersection(validation.ids)):
-        raise UserError(
-            f"recipe {recipe.name!r}: {len(common):,} items are in both {recipe.view.split!r} and "
-            f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
-        )
+    _refuse_common(recipe.view, train, recipe, validation)
+    if unannotated:
+        _refuse_common(views[-1], unannotated, recipe, validation)
     started = Run(
         recipe,
         tables.identity,
@@ -130,10 +136,20 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
     read = Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None)
     chosen = Reader(validation, store, recipe.visual, tokens)
-    data = _Data(read, chosen, labels_of(tables, validation.ids), pictures)
-    for reader, phase in product((read, chosen), recipe.phases):
-        data.pictured(reader, phase)  # refuses pictures that do not fit
+    other = Reader(unannotated, store, recipe.visual, tokens) if unannotated else None
+    data = _Data(read, other, chosen, labels_of(tables, validation.ids), pictures)
+    for phase in recipe.phases:  # refuses pictures that do not fit
+        data.streams(phase)
+        data.pictured(chosen, phase)
     return started, data
+
+
+def _refuse_common(view: View, train: Examples, recipe: Recipe, validation: Examples) -> None:
+    if common := sorted(set(train.ids).intersection(validation.ids)):
+        raise UserError(
+            f"recipe {recipe.name!r}: {len(common):,} items are in both {view.split!r} and "
+            f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
+        )
 
 
 def _with_named_texts(recipe: Recipe, tables: Output) -> Recipe:
@@ -149,6 +165,9 @@ def _with_named_texts(recipe: Recipe, tables: Output) -> Recipe:
 def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float]:
     recipe, train, validation = started.recipe, data.train.examples, data.validation.examples
     progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
+    if recipe.unannotated:
+        other = data.unannotated and _counted(data.unannotated.examples, recipe.unannotated.source)
+        progress.say(f"beside them {other or 'no items without captions, so that only the captions train'}")
     known = known_words(recipe, train, started.vocabulary, progress)
     if len(validation.ids) == 1:
         progress.say("one item to choose on is always found: R@1 is 100, and the first epoch stays the best")
@@ -160,11 +179,11 @@ def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float
     return known
 
 
-def _counted(examples: Examples) -> str:
-    counts = f"{len(examples.ids):,} items with {len(examples.words):,} captions"
+def _counted(examples: Examples, texts: str = "captions") -> str:
+    counts = f"{len(examples.ids):,} items with {len(examples.words):,} {texts}"
     features, captions = examples.items_without_features, examples.items_without_captions
     if features or captions:
-        counts += f" ({features} left out without features, {captions} without captions)"
+        counts += f" ({features} left out without features, {captions} without {texts})"
     return counts + examples.note_of_cuts
 
 
@@ -190,14 +209,15 @@ def _model(started: Run, setup: Setup, run: str, data: _Data) -> nn.Module:
     for phase in recipe.phases:
         optimisers.check(model, phase)
     if not run_folder.has_state(run):
-        _check_terms(model, recipe, data.train, setup.device)
+        _check_terms(model, recipe, data, setup.device)
     return model
 
 
-def _check_terms(model: nn.Module, recipe: Recipe, train: Reader, device: str) -> None:
+def _check_terms(model: nn.Module, recipe: Recipe, data: _Data, device: str) -> None:
     """Tries the objective on a few pairs, with a copy of the buffers."""
     copied = copy.deepcopy(model, {id(weight): weight for weight in model.parameters() if weight.requires_grad})
-    few = Loader(train, TRIED * distributed.world(), device=device, dtype=torch.float32)
+    streams = data.streams(replace(recipe.phases[0], pixels=None))
+    few = Loader(streams, TRIED * distributed.world(), device=device, dtype=torch.float32)
     terms = _objective(copied, next(iter(few)))
     for phase in recipe.phases:
         optimisers.check_terms(terms, phase.weights)
@@ -212,9 +232,9 @@ def _locked(run: str, started: Run) -> Iterator[None]:
         yield
 
 
-def _loader(recipe: Recipe, phase: Phase, reader: Reader, device: str) -> Loader:
+def _loader(recipe: Recipe, phase: Phase, streams: dict[str, Reader], device: str) -> Loader:
     sampler = phase.sampler if isinstance(phase.sampler, OnePerClass) else None
-    return Loader(reader, recipe.batch_size, sampler=sampler, seed=recipe.seed, device=device, dtype=torch.float32)
+    return Loader(streams, recipe.batch_size, sampler=sampler, seed=recipe.seed, device=device, dtype=torch.float32)
 
 
 def _objective(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -234,7 +254,7 @@ class _Training:
     @cached_property
     def loaders(self) -> list[Loader]:
         recipe, data, device = self.recipe, self.data, self.setup.device
-        return [_loader(recipe, phase, data.pictured(data.train, phase), device) for phase in recipe.phases]
+        return [_loader(recipe, phase, data.streams(phase), device) for phase in recipe.phases]
 
     @cached_property
     def steps(self) -> int:

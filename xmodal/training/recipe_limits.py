@@ -14,7 +14,6 @@ def refuse_unbuilt(recipe: Recipe) -> None:
 def unbuilt(recipe: Recipe) -> list[str]:
     asks = {
         "dense texts": bool(recipe.phases) and not isinstance(recipe.text, Tokens),
-        "an un-annotated stream": recipe.unannotated is not None,
         "a closed form": not recipe.phases and isinstance(recipe.text, Tokens),
         "evaluation of whole pictures": any(p.pixels and p.pixels.evaluation != "centre" for p in recipe.phases),
         "features after pictures": any(before.pixels and not after.pixels for before, after in pairwise(recipe.phases)),
