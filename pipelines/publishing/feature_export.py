@@ -160,7 +160,9 @@ def _refuse_to_export(
     if out.suffix == ".tsv" and not with_boxes:
         raise UserError(f"{out}: a .tsv is of regions with boxes, which {store.output.where} has not")
     if out.suffix not in ("", ".npy", ".tsv", ".tar", *HDF5):
-        raise UserError(f"{out}: give x.npy, x.h5, x.tar, or x without an ending, a folder with an npz an item")
+        raise UserError(
+            f"{out}: give x.npy, x.h5, x.tar, of regions x.tsv, or x without an ending, a folder with an npz an item"
+        )
     if not out.parent.is_dir():
         raise UserError(f"there is no folder {out.parent} to write {out.name} to")
     for path in (out, *map(out.with_name, beside)):

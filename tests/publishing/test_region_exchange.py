@@ -74,6 +74,13 @@ def test_a_tsv_says_the_size_of_every_picture(tmp_path: Path) -> None:
     assert not (tmp_path / "x.tsv").exists()
 
 
+def test_pictures_without_any_region_are_no_array_of_scan(tmp_path: Path) -> None:
+    where = make_store(tmp_path / "made", [some_regions("a", 0), some_regions("b", 0)])
+    with pytest.raises(UserError, match=r"no picture has regions.*export to x\.h5"):
+        export(where, tmp_path / "x_ims.npy")
+    assert not list(tmp_path.glob("x_ims*"))
+
+
 def test_exports_are_as_their_own_readers_expect_them(tmp_path: Path) -> None:
     where = make_store(tmp_path / "made", MANY)
     for out in FORMATS:

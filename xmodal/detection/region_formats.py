@@ -4,8 +4,8 @@
 in them is executed, and no length is believed before it was compared with the file's.
 
 SCAN's arrays are x_ims.npy (pictures, K, D), x_ims_bbx.npy (pictures, K, 4) and x_ims_size.npy with fields image_w and
-image_h, as CrossmodalGroup/GSMN reads them; where a picture has fewer regions, rows of zeros follow. HDF5 has features
-and boxes of all regions one after another, and `offsets`, where those of each picture begin.
+image_h, as CrossmodalGroup/GSMN@dcc0f61:data.py reads them; where a picture has fewer regions, rows of zeros follow.
+HDF5 has features and boxes of all regions one after another, and `offsets`, where those of each picture begin.
 """
 
 import math
@@ -202,6 +202,8 @@ def _read_scan(
 
 def _write_scan(path: Path, regions: RegionsToWrite) -> None:
     shape, most = (len(regions.ids),), int(regions.lengths.max(initial=0))
+    if not most:
+        raise UserError("no picture has regions, which no .npy can be: export to x.h5")
     wanted = ((path, regions.dtype, (most, regions.width)), (_beside(path, BOXES), "<f4", (most, 4)))
     features, boxes = (npy.open_memmap(file, "w+", dtype, (*shape, *row)) for file, dtype, row in wanted)
     sizes = np.zeros(shape, SIDES)

@@ -1,7 +1,11 @@
 """Writes features as .npy, .h5, a webdataset .tar, or an npz an item.
 
+Regions of a detector go with their boxes into x.tsv (as bottom-up attention's), x_ims.npy (SCAN's, with
+x_ims_bbx.npy and x_ims_size.npy beside it), x.h5, or a folder of MILVLG's .npz; into x.tar without.
+
 examples:
   xmodal export data/scan36/IDENTITY features.h5
+  xmodal export data/regions/IDENTITY trainval_36.tsv
   xmodal export data/resnet/IDENTITY test_ims.npy --split karpathy/test --corpus coco
 """
 
@@ -12,7 +16,7 @@ from pipelines.commands._text import features
 def flags(parser: Parser) -> None:
     add = parser.add_argument
     add("features", help="the directory of the features: ROOT/STAGE/IDENTITY")
-    add("out", type=_flags.path, help="x.npy, x.h5 or x.tar; any other name is a folder of .npz")
+    add("out", type=_flags.path, help="x.npy, x.h5, x.tar, of regions x.tsv; any other name is a folder of .npz")
     add("--array", help="which array of the features (default: the first)")
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--ids", type=_flags.path, help="a file with one id a line: these alone, in this order")
