@@ -14,7 +14,7 @@ from tests.commands.test_cli import xmodal as xmodal
 from tests.stages.test_regions_stage import BLUE, GREEN, RED, WHITE, picture
 from tests.toy_detector import toy_detector as toy_detector
 from xmodal import detectors
-from xmodal.detection.region_pictures import LINE, SIDE, draw_boxes, free_corner
+from xmodal.checks.region_pictures import LINE, SIDE, draw_boxes, free_corner
 from xmodal.detection.region_store import RegionStore
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/pictures.py"

@@ -87,9 +87,10 @@ def test_a_machine_without_extras_is_fine_and_hears_what_each_would_give(bare: P
             "scikit-learn",
             "spacy",
             "gensim",
+            "opencv-contrib-python-headless",
         ),
         *("stage clips", "stage codebook", "stage frames", "stage resnet", "stage features", "stage clip_features"),
-        "stage tags",
+        *("stage regions", "stage proposals", "stage tags"),
     }
     assert checks["stage frames"]["found"] == "without av"
     assert checks["stage frames"]["remedy"] == "av is not installed: pip install -e '.[video]' in the checkout"

@@ -8,7 +8,7 @@ from pathlib import Path
 from PIL.Image import Image
 
 from xmodal.batches.dataset import open_dataset
-from xmodal.detection.region_pictures import region_sheet
+from xmodal.checks.region_pictures import region_sheet
 from xmodal.detection.region_store import RegionStore
 from xmodal.errors import UserError
 from xmodal.features.contact_sheets import DrawnPicture, contact_sheet, save_sheets
