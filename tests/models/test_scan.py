@@ -169,6 +169,16 @@ def test_similarities_and_gradients_are_their_definition(
             torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 
 
+def test_scores_that_nothing_asks_for_have_gradients_of_zero() -> None:
+    """As where no pair falls short of the margin."""
+    images, captions = torch.randn(3, 4, 5, requires_grad=True), torch.randn(2, 6, 5, requires_grad=True)
+    found = cross_attention(SCANConfig(), Padded.whole(images), Padded.whole(captions))
+    (0 * found).sum().backward()  # type: ignore[no-untyped-call]
+    for side in (images, captions):
+        assert side.grad is not None
+        assert not side.grad.any()
+
+
 @pytest.mark.parametrize("direction", DIRECTIONS.values())
 def test_vectors_of_zeros_have_finite_scores_and_gradients(direction: Any) -> None:
     images, captions = torch.zeros(3, 4, 5, requires_grad=True), torch.zeros(3, 2, 5, requires_grad=True)
