@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from xmodal import detectors
-from xmodal.detection.regions import DetectorWords, Regions
+from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.detectors import Detector
 from xmodal.errors import UserError
 

@@ -22,9 +22,9 @@ from pipelines.engine.stage import Counts, Inputs, Sink, given
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items, write_table
 from pipelines.stages._earlier import EarlierRows
+from xmodal.detection.region_arrays import DetectorWords
 from xmodal.detection.region_formats import ForeignRegions
 from xmodal.detection.region_store import REGIONS, regions_file
-from xmodal.detection.regions import DetectorWords
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import Dtype, FeatureSpec
 from xmodal.features.foreign_formats import BLOCK, ForeignFeatures, reading

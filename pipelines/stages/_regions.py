@@ -22,8 +22,8 @@ from pipelines.stages._arrays import ArrayShard, ArrayWriter, write_items, write
 from pipelines.stages._earlier import EarlierRows
 from pipelines.stages._media import NOT_FINITE, media_stage, read_medium
 from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_records
+from xmodal.detection.region_arrays import Regions
 from xmodal.detection.region_store import REGIONS, Named, PictureRegions, empty_row, regions_file
-from xmodal.detection.regions import Regions
 from xmodal.detectors import Detector, module_of
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec

@@ -15,8 +15,8 @@ from pipelines.stages._regions import (
     region_stage,
     seconds_a_picture,
 )
+from xmodal.detection.region_arrays import Regions
 from xmodal.detection.region_selection import confidences, select
-from xmodal.detection.regions import Regions
 from xmodal.number_rules import one_or_more, shares
 
 VERSION = 1

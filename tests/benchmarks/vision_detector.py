@@ -21,7 +21,7 @@ from pipelines.engine.build_options import BuildOptions
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.benchmarks.measured import Bar, Measured
 from xmodal.detection.pair_recall import NamedBox, PairScores, named_boxes, pair_scores
-from xmodal.detection.regions import DetectorWords
+from xmodal.detection.region_arrays import DetectorWords
 from xmodal.detectors.small_detector import SmallDetector, load
 from xmodal.media.images import open_image
 from xmodal.records.tables import Region

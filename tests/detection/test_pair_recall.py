@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from xmodal.detection.pair_recall import NamedBox, PairScores, named_boxes, pair_scores
-from xmodal.detection.regions import DetectorWords, Regions
+from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.records.tables import Region
 
 BOX = (10.0, 10.0, 30.0, 30.0)

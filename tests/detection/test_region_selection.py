@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from xmodal.detection.region_arrays import Regions
 from xmodal.detection.region_selection import by_confidence, confidences, select
-from xmodal.detection.regions import Regions
 
 APART = np.array([[0, 0, 9, 9], [20, 0, 29, 9], [40, 0, 49, 9], [60, 0, 69, 9]], np.float32)
 

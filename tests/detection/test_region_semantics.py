@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from xmodal.detection.region_arrays import DetectorWords
 from xmodal.detection.region_semantics import labels_of_regions, semantics_of, vocabulary_overlap
 from xmodal.detection.region_store import Named
-from xmodal.detection.regions import DetectorWords
 
 WORDS = DetectorWords(("car", "stop sign", "dog"), ("blue", "light brown"))
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from xmodal.detection.box_geometry import iou
+from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.detection.region_selection import by_confidence, confidences
-from xmodal.detection.regions import DetectorWords, Regions
 from xmodal.records.tables import Region
 
 SCORE, ATTRIBUTE_SCORE, OVERLAP = 0.5, 0.1, 0.5  # the least that count

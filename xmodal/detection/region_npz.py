@@ -15,10 +15,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.detection.pickled_arrays import read_object_array
 from xmodal.detection.region_store import Named, PictureRegions
 from xmodal.features.foreign_formats import Head, npy_header, reading, unchecked_header
 from xmodal.raw.archives import LARGEST
+from xmodal.raw.pickled_arrays import read_object_array
 
 
 def is_milvlg(file: Path) -> bool:

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.detection.box_geometry import suppress
-from xmodal.detection.regions import Regions
+from xmodal.detection.region_arrays import Regions
 
 OVERLAP = 0.3  # more of it, of one class, suppresses the lesser candidate
 

@@ -7,8 +7,8 @@ from collections.abc import Collection
 
 import numpy as np
 
+from xmodal.detection.region_arrays import DetectorWords
 from xmodal.detection.region_store import Named
-from xmodal.detection.regions import DetectorWords
 
 SEMANTICS = "semantics"  # the stage, and the source of its captions
 SHOWN = 0.1  # an attribute is said if it is more probable (peteanderson80/bottom-up-attention@master:tools/demo.ipynb)

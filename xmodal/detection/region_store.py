@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from xmodal.detection.regions import DetectorWords
+from xmodal.detection.region_arrays import DetectorWords
 from xmodal.errors import UserError
 from xmodal.features.store import CACHE, FeatureStore, shard_ranges
 from xmodal.records.tables import open_table

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.detection.regions import DetectorWords, Regions
+from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.errors import UserError
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from xmodal.detection.caffe_files import read_caffemodel
-from xmodal.detection.pickled_arrays import DAMAGED, read_pickled_arrays
 from xmodal.detectors._bottom_up_layouts import LAYOUTS, CheckpointLayout, Sizes, shapes
 from xmodal.detectors._bottom_up_network import CAFFE, DEPTHS, BottomUpNetwork, Depths, Family
 from xmodal.errors import UserError, few
+from xmodal.raw.caffe_files import read_caffemodel
+from xmodal.raw.pickled_arrays import DAMAGED, read_pickled_arrays
 
 THIN: Depths = (1, 1, 1, 1)  # a file without any second block is a small network of the same kind, as tests have it
 ZIP, OLD_TORCH, PICKLE = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80"  # how files begin

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from xmodal import __version__
 from xmodal.corpora.visual_genome import vocabulary
-from xmodal.detection.regions import DetectorWords, Regions
+from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.errors import UserError, extra_needed
 from xmodal.features.weight_files import OF_FILE, RANDOM, check_device, enough_memory, reproducible, weights_sha256
 from xmodal.raw.raw_files import Raw

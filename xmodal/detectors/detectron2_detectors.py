@@ -21,8 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal import __version__
-from xmodal.detection.pickled_arrays import read_pickled_arrays
-from xmodal.detection.regions import DetectorWords, Regions
+from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.errors import UserError
 from xmodal.features.weight_files import (
     check_device,
@@ -33,6 +32,7 @@ from xmodal.features.weight_files import (
     read_state,
     reproducible,
 )
+from xmodal.raw.pickled_arrays import read_pickled_arrays
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal import __version__
-from xmodal.detection.caffe_files import read_caffemodel
-from xmodal.detection.regions import DetectorWords, Regions
+from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.errors import UserError, extra_needed
 from xmodal.features import torchvision_models
 from xmodal.features.weight_files import OF_FILE, check_device, check_weights_name, reproducible
 from xmodal.media.images import DEVIATION, MEAN
+from xmodal.raw.caffe_files import read_caffemodel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -29,7 +29,7 @@ from torchvision.models.detection.rpn import AnchorGenerator, RegionProposalNetw
 from torchvision.ops import roi_align  # type: ignore[import-untyped]
 
 from xmodal import __version__
-from xmodal.detection.regions import DetectorWords, Regions
+from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.errors import UserError
 from xmodal.features.weight_files import OF_FILE, RANDOM, WRONG, check_device, reproducible, weights_sha256
 

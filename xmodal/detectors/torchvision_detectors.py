@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal import __version__
-from xmodal.detection.regions import DetectorWords, Regions
+from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.errors import UserError, extra_needed
 from xmodal.features.weight_files import (
     check_device,

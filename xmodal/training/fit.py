@@ -99,7 +99,7 @@ class _Data:
         return picture_reader(reader, self.pictures, phase.pixels)
 
     def streams(self, phase: Phase) -> dict[str, Reader]:
-        """What the batches of a phase are read from."""
+        """The readers that the batches of a phase come from, by stream."""
         readers = {ANNOTATED: self.train} | ({UNANNOTATED: self.unannotated} if self.unannotated else {})
         return {name: self.pictured(reader, phase) for name, reader in readers.items()}
 

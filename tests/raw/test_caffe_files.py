@@ -5,8 +5,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.detectors.bottom_up_checkpoints import block, caffemodel, varint
-from xmodal.detection.caffe_files import read_caffemodel
 from xmodal.errors import UserError
+from xmodal.raw.caffe_files import read_caffemodel
 
 LAYERS = {
     "conv1": [np.arange(24, dtype=np.float32).reshape(2, 3, 2, 2), np.array([0.5, -1], np.float32)],

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xmodal.detection.pickled_arrays import read_pickled_arrays
 from xmodal.errors import UserError
+from xmodal.raw.pickled_arrays import read_pickled_arrays
 
 
 def read(data: bytes, folder: Path) -> dict[str, Any]:
