@@ -18,7 +18,7 @@ from xmodal import corpora
 from xmodal.corpora import Printed
 from xmodal.errors import UserError
 from xmodal.metrics import protocols
-from xmodal.recipes import Features, Recipe
+from xmodal.recipes import WRITTEN, Features, Recipe
 
 FOLDER = Path(__file__).parent
 KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
@@ -179,7 +179,8 @@ def lacks(row: Row, available: Available) -> list[str]:
         return [*found, f"setting {' '.join(row.settings)} of recipe {row.recipe}"]
     views = (recipe.view, recipe.validation)
     found += [f"corpus {view.corpus}" for view in views if view.corpus not in available.corpora]
-    found += [f"stage {name}" for name in stages_of(recipe) if name not in available.stages]
+    needed = [*stages_of(recipe), *texts_of(recipe)]
+    found += [f"stage {name}" for name in needed if name not in available.stages]
     return [*found, *(f"training with {name}" for name in unbuilt(recipe))]
 
 
@@ -193,6 +194,12 @@ def stages_of(recipe: Recipe) -> list[str]:
     read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
     of_pictures = recipe.visual.frames is None and any(phase.pixels for phase in recipe.phases)
     return [*read, "pixels"] if of_pictures else read  # frames are built before features of clips
+
+
+def texts_of(recipe: Recipe) -> list[str]:
+    """The stages that write the captions which a recipe reads, where no people wrote them."""
+    views = (recipe.view, recipe.validation, recipe.unannotated)
+    return sorted({view.source for view in views if view} - WRITTEN)
 
 
 def is_ready(row: Row, available: Available) -> bool:

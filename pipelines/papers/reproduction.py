@@ -19,13 +19,15 @@ from pipelines.papers.experiments import (
     recipe_of,
     stages_of,
     state,
+    texts_of,
 )
 from pipelines.stages.resnet import ResNetConfig
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.metrics.reports import Report
 from xmodal.recipes import Recipe, Tokens
-from xmodal.records.views import splits
+from xmodal.records.views import has_split, splits
+from xmodal.root.outputs import made_of
 from xmodal.training.run_folder import has_state
 from xmodal.training.run_setup import Setup
 
@@ -74,7 +76,7 @@ def to_run(experiment: Experiment, available: Available) -> list[str]:
 def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
     at = f"--root {shlex.quote(root)}"
     yield f"xmodal build {recipe.view.corpus} {at}"
-    for stage in stages_of(recipe):
+    for stage in [*stages_of(recipe), *texts_of(recipe)]:
         settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
         yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}"
 
@@ -132,16 +134,19 @@ def _without_vectors(recipe: Recipe, run: Path, file: str | Path | None) -> Iter
 
 def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator[str]:
     first, *others = _builds(recipe, experiment, setup.root)
+    features = stages_of(recipe)
     try:
         tables = setup.tables(recipe.view.corpus)
     except UserError as trouble:
         yield _with_command(trouble, first)
         return
-    there = splits(tables)
     for view in (recipe.view, recipe.validation):
-        if view.split not in there:
-            yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(there)}"
-    for stage, command in zip(stages_of(recipe), others, strict=True):
+        if not has_split(tables, view.split):
+            yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(splits(tables))}"
+    for stage, command in zip(texts_of(recipe), others[len(features) :], strict=True):
+        if not any(made_of(tables, stage)):
+            yield f"there is no {stage} of {recipe.view.corpus} (`{command}`)"
+    for stage, command in zip(features, others, strict=False):
         try:
             store = setup.store(stage, tables)
             if store.spec.ragged and any(phase.pixels for phase in recipe.phases):

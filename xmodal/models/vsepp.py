@@ -24,7 +24,7 @@ from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses.ranking import Negatives, order_similarity, ranking_loss
 from xmodal.models import Inputs
 from xmodal.number_rules import one_or_more, zero_or_more
-from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Recipe, Step, Tokens, View
+from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Recipe, Step, Tokens, View, scarce
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,19 @@ VSE0_CUB = replace(
     phases=(replace(VSE0_COCO.phases[0], sampler=OnePerClass()),),
     batch_size=150,  # one pair of each class
 )
-RECIPES = (VSEPP_COCO, VSE0_COCO, VSEPP_TGIF, VSEPP_MRW, VSE0_CUB)
+VSEPP_FLICKR30K = replace(
+    VSEPP_COCO,
+    name="vsepp-flickr30k-full",
+    cites="docs/models.md#vsepp; docs/models.md#vocabulary; all else is that of vsepp, as its code has it",
+    view=View("flickr30k", "karpathy/train", captions_per_item=5),
+    validation=View("flickr30k", "karpathy/val", captions_per_item=5),
+)
+SPARSE_COCO = replace(VSEPP_COCO, name="vsepp-coco")
+RECIPES = (
+    *(VSEPP_COCO, VSE0_COCO, VSEPP_TGIF, VSEPP_MRW, VSE0_CUB, VSEPP_FLICKR30K),
+    *(scarce(VSEPP_FLICKR30K, percent, captions) for percent, captions in ((10, 5), (20, 5), (50, 2), (50, 5))),
+    *(scarce(SPARSE_COCO, percent, captions) for percent, captions in ((10, 1), (50, 2))),
+)
 
 _SMALL = VSEPPConfig(width=32, word_width=7)
 SMALL = (
