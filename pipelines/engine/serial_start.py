@@ -26,7 +26,7 @@ from pipelines.engine.stage import Resources
 
 PATIENCE = 10.0  # seconds, as many as Ray takes to start
 SOON = 2  # times PATIENCE: Ray's workers open the stage, too
-HELP_AFTER = 0.5  # seconds
+HELP_AFTER = 0.5  # seconds; units of most small builds are done before
 MOST_HELPERS = 3  # what takes longer is Ray's
 
 

@@ -105,8 +105,9 @@ def test_an_exception_reaches_the_caller_with_its_unit(tmp_path: Path) -> None:
     assert "in unit 00017 of stage failing" in caught.value.__notes__
 
 
-def test_ctrl_c_ends_the_unit_that_is_at_work(tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_unit_that_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a signal would, the caller raises where it waits for records; nothing of the unit is left to be found."""
+    monkeypatch.setattr(serial_start, "HELP_AFTER", 60.0)  # `opened` cannot go to another process
     ended = Event()
 
     def opened(config: Letters, inputs: Inputs) -> Callable[[int, Sink], Counts]:

@@ -152,7 +152,7 @@ def test_an_output_that_says_it_is_another_is_not_used(tmp_path: Path) -> None:
 def test_a_run_does_not_write_into_somebodys_folder(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text("mine")
     with pytest.raises(UserError, match=r"no run and not empty \(it has log\.jsonl\)"):
-        run_folder.start(str(tmp_path), None)  # type: ignore[arg-type]
+        run_folder.refuse_other_facts(str(tmp_path), None, {})
     assert (tmp_path / "log.jsonl").read_text() == "mine"
 
 

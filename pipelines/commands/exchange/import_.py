@@ -1,4 +1,4 @@
-"""Imports features or regions that you have already, as the output of a stage; goes on where it stopped.
+"""Imports features or regions that you have, as the output of a stage; goes on where it stopped.
 
 Regions keep their boxes, classes and sizes of pictures: those of a bottom-up-attention .tsv, of MILVLG's folder of
 .npz, of SCAN's x_ims.npy with x_ims_bbx.npy beside it, and of an .h5 that xmodal exported.

@@ -1,4 +1,4 @@
-"""Draws where a run's model looks, what clips show, what detectors see; or measures what makes the model unsure.
+"""Draws where a model looks, clips, and detected regions; or measures what makes a model unsure.
 
 examples:
   xmodal look runs/pvse --root data --attention maps --first 20
