@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from xmodal.detectors._bottom_up_layouts import LAYOUTS, CheckpointLayout, Sizes, shapes
 from xmodal.detectors._bottom_up_network import CAFFE, DEPTHS, BottomUpNetwork, Depths, Family
 from xmodal.errors import UserError, few
+from xmodal.features.weight_files import why_not_read
 from xmodal.raw.caffe_files import read_caffemodel
 from xmodal.raw.pickled_arrays import DAMAGED, read_pickled_arrays
 
@@ -95,8 +96,7 @@ def _read_torch(file: Path) -> Arrays:
         state = state.get("model", state) if isinstance(state, Mapping) else {}
         return {name: some.float().numpy() for name, some in state.items() if isinstance(some, torch.Tensor)}
     except (*DAMAGED, RuntimeError, OSError) as error:
-        line = " ".join(str(error).split())[:200]
-        raise UserError(f"weights {file} are refused, as no file of tensors alone: {line}") from error
+        raise UserError(f"weights {file} are refused: {why_not_read(error)}") from error
 
 
 def _whole(arrays: Arrays, layout: CheckpointLayout) -> tuple[Floats, Depths]:

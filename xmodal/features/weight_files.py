@@ -52,9 +52,18 @@ def filled_network(
     try:
         fill(network, (read or read_state)(file))
     except WRONG as error:
-        line = " ".join(str(error).split())[:200]
-        raise UserError(f"weights {file} are no state_dict of a {name}: {line}") from error
+        raise UserError(f"weights {file} are no state_dict of a {name}: {why_not_read(error)}") from error
     return network, weights_sha256(file)
+
+
+def why_not_read(error: BaseException) -> str:
+    """One line about a file of weights; torch's own advises to execute what is in the file."""
+    text = " ".join(str(error).split())
+    if isinstance(error, UnpicklingError) or "weights_only" in text:
+        return (
+            "it is no file of tensors, or it has more than tensors in it, which is not loaded as it could run anything"
+        )
+    return f"{type(error).__name__}: {text[:200]}" if len(text) < 9 else text[:200]  # "(101)" tells nothing alone
 
 
 def check_weights_name(weights: str, network: str) -> None:
