@@ -156,7 +156,8 @@ def test_the_words_are_those_of_the_training_regions(root: str, whole: DetectorO
     assert whole.regions == len(list(data.regions("bottom_up/val")))
     measured = log(whole.run)[-1]
     assert measured == {
-        "step": 12, "recall": whole.recall, "precision": whole.precision, "regions": whole.regions
+        "step": 12, "recall": whole.recall, "precision": whole.precision, "regions": whole.regions,
+        "unreadable": 0,
     }  # fmt: skip
     assert [line["step"] for line in log(whole.run)[:-1]] == [0, 10]
 
@@ -215,9 +216,32 @@ def test_what_cannot_be_learned_from_is_left_out(tmp_path: Path) -> None:
 
 def test_pictures_of_which_none_can_be_used_are_told(tmp_path: Path) -> None:
     where = drawn(tmp_path, [replace(drawing, data=b"no picture") for drawing in squares(10)])
-    with pytest.raises(UserError, match="drawn: none of the 8 pictures of drawn/train can be used"):
-        fit(where, str(tmp_path / "run"), DRAWN)
-    assert not (tmp_path / "run/detector.pt").exists()
+    for steps in (12, 12, 1000):
+        recipe, watched = replace(DRAWN, steps=steps), Death(4, interrupt)
+        with pytest.raises(
+            UserError, match="drawn: none of the 8 pictures of drawn/train can be used: they are absent"
+        ):
+            fit(where, str(tmp_path / f"run-{steps}"), recipe, progress=watched)  # told after one pass of four steps
+    assert not [*tmp_path.glob("run-*/*.pt")]
+
+
+def test_validation_pictures_that_cannot_be_measured_are_counted(root: str, tmp_path: Path, xmodal: Xmodal) -> None:
+    pictures = squares(20)
+    pictures[4] = replace(pictures[4], data=b"no picture")
+    where, run = drawn(tmp_path / "some", pictures), tmp_path / "run"
+    outcome = fit(where, str(run), DRAWN)
+    assert (outcome.measured, outcome.unreadable, outcome.regions) == (3, 1, 3)
+    assert log(str(run))[-1]["unreadable"] == 1
+    settings = [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
+    command = ("train", "detector", "--root", where, "--corpus", "drawn", "--run", run, "--set", "steps=12", *settings)
+    assert "not measured, as absent or unreadable: 1 of 4 pictures of drawn/val" in xmodal(*command).out
+    none = [replace(drawing, data=b"no picture") if "val" in drawing.split else drawing for drawing in pictures]
+    where = drawn(tmp_path / "none", none)
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"drawn: none of the 4 pictures of drawn/val can be read .*/last/detector.pt"
+        ):
+            fit(where, str(tmp_path / "last"), DRAWN)
 
 
 def test_a_flipped_picture_has_flipped_boxes(tmp_path: Path) -> None:

@@ -67,6 +67,9 @@ def text(result: Result) -> Lines:
     if "weights" in result:
         pairs = f"recall {result['recall']:.3f} and precision {result['precision']:.3f} of attribute and class"
         yield f"{result['recipe']}: {pairs} on {result['validation']}, {result['steps']:,} steps"
+        if result["unreadable"]:
+            of = f"of {result['measured'] + result['unreadable']:,} pictures of {result['validation']}"
+            yield f"not measured, as absent or unreadable: {result['unreadable']:,} {of}"
         yield f"its weights are {result['weights']}"
         return
     when = f"after epoch {result['epoch']}, {result['steps']:,} steps" if result["steps"] else "without any training"
