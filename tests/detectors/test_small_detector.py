@@ -2,7 +2,7 @@
 
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipelines.demo.world import World, draw, scene
 from tests.toy_root import one_thread as one_thread
@@ -152,6 +153,12 @@ def with_a_nan() -> dict[str, Any]:
     return whole
 
 
+def with_doubles() -> dict[str, Any]:
+    whole = saved()
+    whole["weights"]["to_class.weight"] = whole["weights"]["to_class.weight"].double()
+    return whole
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -167,7 +174,8 @@ def with_a_nan() -> dict[str, Any]:
         (lambda: saved(colour=3), "colour"),
         (lambda: [1, 2], "list"),
         (without_a_tensor, "to_class.weight"),
-        (with_a_nan, "not finite"),
+        (with_a_nan, "to_class.weight has numbers that are not finite"),
+        (with_doubles, "to_class.weight is no plain array of torch.float32"),
     ],
 )
 def test_a_foreign_file_is_refused_in_a_sentence(tmp_path: Path, content: Callable[[], Any], why: str) -> None:
@@ -176,6 +184,54 @@ def test_a_foreign_file_is_refused_in_a_sentence(tmp_path: Path, content: Callab
     with pytest.raises(UserError, match=r"no weights of a small detector \(.*" + why) as found:
         read_weights(file)
     assert "\n" not in str(found.value)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Watches how many bytes the largest tensor has that is made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **kwargs or {})
+        for values in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(values, torch.Tensor) and not values.is_meta:
+                self.bytes = max(self.bytes, values.untyped_storage().nbytes())
+        return made
+
+
+def claimed(config: SmallConfig, fill: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+    with torch.device("meta"):
+        return {name: fill(values) for name, values in SmallNetwork(config).state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda values: torch.zeros(1, dtype=values.dtype, device="cpu"),
+        lambda values: torch.zeros((), dtype=values.dtype, device="cpu").expand(values.shape),
+        lambda values: values,
+    ],
+    ids=["shapes", "strides", "meta"],
+)
+def test_a_file_that_claims_more_than_it_has_takes_no_memory(tmp_path: Path, fill: Any) -> None:
+    large = replace(CONFIG, classes=tuple(map(str, range(2000))), feature=512)
+    file = tmp_path / "large.pt"
+    torch.save({"small_detector": asdict(large), "weights": claimed(large, fill)}, file)
+    assert file.stat().st_size < 100_000
+    with LargestTensor() as largest, pytest.raises(UserError, match="no weights of a small detector"):
+        read_weights(file)
+    assert largest.bytes <= file.stat().st_size
+
+
+def test_reading_draws_nothing_and_keeps_every_number(file: Path) -> None:
+    state = torch.get_rng_state()
+    config, read = read_weights(file)
+    assert torch.equal(state, torch.get_rng_state())
+    wanted, found = network().state_dict(), read.state_dict()
+    assert config == CONFIG
+    assert [*wanted] == [*found]
+    assert all(torch.equal(values, found[name]) for name, values in wanted.items())
+    assert {values.device.type for values in (*read.parameters(), *read.buffers())} == {"cpu"}
 
 
 def test_a_hostile_file_executes_nothing(tmp_path: Path, file: Path) -> None:

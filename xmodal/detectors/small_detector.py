@@ -268,11 +268,16 @@ def read_weights(file: Path) -> tuple[SmallConfig, SmallNetwork]:
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
         config = SmallConfig(**saved["small_detector"])
-        with torch.random.fork_rng(devices=[]):  # what is drawn is replaced
+        with torch.device("meta"):  # takes no memory, whatever sizes the file claims
             network = SmallNetwork(config).eval()
-        network.load_state_dict(saved["weights"])
-        if not all(values.isfinite().all() for values in network.state_dict().values()):
-            raise ValueError("it has numbers that are not finite")
+        wanted = network.state_dict()
+        network.load_state_dict(saved["weights"], assign=True)
+        for name, values in network.state_dict().items():
+            # A file of one number can claim a tensor of millions, all of them this number.
+            if values.dtype != wanted[name].dtype or values.is_meta or not values.is_contiguous():
+                raise ValueError(f"{name} is no plain array of {wanted[name].dtype}")
+            if not values.isfinite().all():
+                raise ValueError(f"{name} has numbers that are not finite")
     except WRONG as error:
         line = " ".join(str(error).split())[:200]
         raise UserError(f"{file} has no weights of a small detector ({line}): {TRAINING}") from error
