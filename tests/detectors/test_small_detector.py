@@ -1,6 +1,8 @@
 """The small detector keeps the contract: boxes of the picture, the same bits in any company, harmless weights."""
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipelines.demo.world import World, draw, scene
 from tests.toy_root import one_thread as one_thread
-from xmodal.detectors import module_of, small_detector
-from xmodal.detectors.small_detector import SmallConfig, SmallDetector, SmallNetwork, read_weights, weights_file
+from xmodal.detectors import MODULES, module_of, small_faster_rcnn
+from xmodal.detectors._small_network import SmallConfig, SmallDetector, SmallNetwork, read_weights, weights_file
 from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
 
@@ -42,7 +44,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def load(file: Path) -> SmallDetector:
-    return small_detector.load("", f"sha256:{sha256_of(file)}", {"detector": file}, "cpu")
+    return small_faster_rcnn.load("", f"sha256:{sha256_of(file)}", {"detector": file}, "cpu")
 
 
 def arrays(detector: SmallDetector, *some: NDArray[np.uint8], boxes: Any = None) -> list[list[bytes]]:
@@ -54,7 +56,7 @@ def arrays(detector: SmallDetector, *some: NDArray[np.uint8], boxes: Any = None)
 def test_regions_are_of_the_picture_and_scores_are_probabilities(file: Path) -> None:
     detector = load(file)
     module, rest = module_of("small")
-    assert (module, rest) == (small_detector, "")
+    assert (module, rest) == (small_faster_rcnn, "")
     assert (detector.words.classes, detector.words.attributes) == (CONFIG.classes, CONFIG.attributes)
     for picture, regions in zip(pictures(), detector.extract(pictures()), strict=True):
         height, width = picture.shape[:2]
@@ -121,7 +123,7 @@ def test_a_detector_without_attributes_scores_none(tmp_path: Path) -> None:
 
 def test_random_weights_follow_from_their_seed() -> None:
     state = torch.get_rng_state()
-    first, again, other = (small_detector.load("", f"random:{seed}", {}, "cpu") for seed in (1, 1, 2))
+    first, again, other = (small_faster_rcnn.load("", f"random:{seed}", {}, "cpu") for seed in (1, 1, 2))
     assert torch.equal(state, torch.get_rng_state())
     assert first.words.classes == ("thing",)
     (one,), (same,), (another,) = (detector.extract(pictures()[:1]) for detector in (first, again, other))
@@ -250,11 +252,34 @@ def test_a_hostile_file_executes_nothing(tmp_path: Path, file: Path) -> None:
     assert not victim.exists()
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["torchvision"] = None
+from xmodal.detectors import module_of
+from xmodal.errors import UserError
+module, rest = module_of(sys.argv[1])
+if sys.argv[1] == "small":
+    module.check(rest, "random:0")
+    try:
+        module.load(rest, "random:0", {}, "cpu")
+    except UserError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("detector", MODULES)
+def test_names_are_checked_without_torch(detector: str) -> None:
+    found = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, detector], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    if detector == "small":
+        assert "the small detector needs torch and torchvision" in found.stdout
+
+
 def test_other_weights_than_named_are_refused(tmp_path: Path, file: Path) -> None:
     with pytest.raises(UserError, match="are those of a file, which"):
-        small_detector.load("", f"sha256:{'0' * 64}", {"detector": file}, "cpu")
+        small_faster_rcnn.load("", f"sha256:{'0' * 64}", {"detector": file}, "cpu")
     with pytest.raises(UserError, match="cannot be read: No such file"):
-        small_detector.load("", f"sha256:{'0' * 64}", {"detector": tmp_path / "none"}, "cpu")
+        small_faster_rcnn.load("", f"sha256:{'0' * 64}", {"detector": tmp_path / "none"}, "cpu")
     for name, weights, why in (
         ("large", "random:0", "there is one small detector"),
         ("", "published", "has no published weights"),
@@ -262,4 +287,4 @@ def test_other_weights_than_named_are_refused(tmp_path: Path, file: Path) -> Non
         ("", f"sha256:{'0' * 64}", "--file detector=PATH"),
     ):
         with pytest.raises(UserError, match=why):
-            small_detector.load(name, weights, {}, "cpu")
+            small_faster_rcnn.load(name, weights, {}, "cpu")

@@ -26,7 +26,7 @@ from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_training import Death, interrupt
 from xmodal.corpora import Corpus, Source
-from xmodal.detectors import small_detector
+from xmodal.detectors import small_faster_rcnn
 from xmodal.errors import UserError
 from xmodal.progress import Silence
 from xmodal.raw.raw_files import Raw
@@ -147,7 +147,7 @@ def log(run: str) -> list[dict[str, Any]]:
 def test_the_words_are_those_of_the_training_regions(root: str, whole: DetectorOutcome) -> None:
     data = open_data(RECIPE, root, Setup(root).tables("visual_genome"))
     regions = list(data.regions("bottom_up/train"))
-    detector = small_detector.load("", f"sha256:{whole.weights_sha256}", {"detector": Path(whole.weights)}, "cpu")
+    detector = small_faster_rcnn.load("", f"sha256:{whole.weights_sha256}", {"detector": Path(whole.weights)}, "cpu")
     assert detector.words.classes == tuple(sorted({region.names[0] for region in regions}))
     assert detector.words.attributes == tuple(sorted({word for region in regions for word in region.attributes}))
     assert (whole.classes, whole.attributes) == (len(detector.words.classes), len(detector.words.attributes))

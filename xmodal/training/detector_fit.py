@@ -23,8 +23,8 @@ import torch
 
 from xmodal import __version__
 from xmodal.detection.pair_recall import NamedBox, PairScores, named_boxes, pair_scores
-from xmodal.detectors import small_detector
-from xmodal.detectors.small_detector import SmallNetwork
+from xmodal.detectors import small_faster_rcnn
+from xmodal.detectors._small_network import SmallNetwork, weights_file
 from xmodal.errors import UserError
 from xmodal.features.weight_files import OF_FILE, reproducible, weights_sha256
 from xmodal.recipes import DetectorRecipe, Optimiser
@@ -74,7 +74,7 @@ def fit_detector(recipe: DetectorRecipe, setup: Setup, run: str) -> DetectorOutc
         torch.manual_seed(recipe.seed)
         network = SmallNetwork(samples.config, recipe.regions).to(setup.device)
         trained = _train(samples, network, setup, run, log)
-        LocalStorage(run).write(WEIGHTS, small_detector.weights_file(samples.config, network))
+        LocalStorage(run).write(WEIGHTS, weights_file(samples.config, network))
         return _outcome(samples, setup, run, log, trained)
 
 
@@ -219,7 +219,7 @@ def _outcome(samples: DetectorSamples, setup: Setup, run: str, log: Log, trained
 
 def _measured(data: DetectorData, file: Path, digest: str, setup: Setup) -> tuple[PairScores, int, int]:
     """Measures the file on the pictures of the validation split with regions; counts these, and the unreadable ones."""
-    detector = small_detector.load("", f"{OF_FILE}{digest}", {small_detector.FILE: file}, setup.device)
+    detector = small_faster_rcnn.load("", f"{OF_FILE}{digest}", {small_faster_rcnn.FILE: file}, setup.device)
     recorded, unreadable = dict[str, list[Region]](), list[str]()
     for region in data.regions(data.validation):
         recorded.setdefault(region.item, []).append(region)

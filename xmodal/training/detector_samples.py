@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from xmodal.detectors.small_detector import SmallConfig, Target, batch_of, seen
+from xmodal.detectors._small_network import SmallConfig, Target, batch_of, seen
 from xmodal.errors import UserError
 from xmodal.media.images import UnreadableImage, open_image
 from xmodal.raw.archives import Archives, MissingMedia
