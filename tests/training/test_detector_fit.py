@@ -234,7 +234,9 @@ def test_validation_pictures_that_cannot_be_measured_are_counted(root: str, tmp_
     assert log(str(run))[-1]["unreadable"] == 1
     settings = [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
     command = ("train", "detector", "--root", where, "--corpus", "drawn", "--run", run, "--set", "steps=12", *settings)
-    assert "not measured, as absent or unreadable: 1 of 4 pictures of drawn/val" in xmodal(*command).out
+    shown = xmodal(*command).out
+    assert "not measured, as absent or unreadable: 1 of 4 pictures of drawn/val" in shown
+    assert "of classes, as there are no attributes, on drawn/val after 12 steps" in shown
     none = [replace(drawing, data=b"no picture") if "val" in drawing.split else drawing for drawing in pictures]
     where = drawn(tmp_path / "none", none)
     for _ in range(2):
@@ -365,8 +367,16 @@ def test_splits_are_named_where_none_is_meant(root: str, tmp_path: Path) -> None
     with pytest.raises(ValueError, match="measured on split 'bottom_up/test'"):
         replace(RECIPE, validation="bottom_up/test")
     where = drawn(tmp_path / "drawn", [replace(drawing, split="drawn/dev") for drawing in squares(4)])
-    with pytest.raises(UserError, match="drawn has no split 'train': name the one to take by --set split=NAME"):
+    with pytest.raises(UserError, match="no split 'train': take one by --set split=NAME; there are: drawn/dev"):
         fit(where, str(tmp_path / "run"), DRAWN)
+    with pytest.raises(
+        UserError, match="no split 'drawn/val': take one by --set validation=NAME; there are: drawn/dev"
+    ):
+        fit(where, str(tmp_path / "run"), replace(DRAWN, split="drawn/dev"))
+    bare = [replace(drawing, regions=()) if "val" in drawing.split else drawing for drawing in squares(10)]
+    with pytest.raises(UserError, match=r"with boxes and names in 'drawn/val' to measure on: --set validation=NAME"):
+        fit(drawn(tmp_path / "bare", bare), str(tmp_path / "run"), DRAWN)
+    assert not (tmp_path / "run").exists()
 
 
 # ----------------------------------------------------------------------------------------------------- as a command
@@ -379,6 +389,8 @@ def test_the_command_trains_and_says_where_the_weights_are(root: str, tmp_path: 
     assert shown.code == 0
     assert f"its weights are {tmp_path}/run/detector.pt" in shown.out
     assert "recall 0." in shown.out
+    assert "of pairs of attribute and class on bottom_up/val after 12 steps" in shown.out
+    assert f"--set regions.detector=small --file detector={tmp_path}/run/detector.pt" in shown.out
     found = xmodal.done(*command)
     assert (found["steps"], found["trained"], found["split"]) == (12, False, "bottom_up/train")
     assert xmodal(*command, "--workers", "2").err.endswith("a detector is trained without --workers: leave that out\n")
@@ -391,3 +403,8 @@ def test_its_recipe_is_listed_with_its_settings(xmodal: Xmodal) -> None:
     }
     assert settings["detector.steps"] == DetectorRecipe().steps
     assert "detector.corpus" not in settings
+    *rows, _ = xmodal("recipes").out.splitlines()
+    place = rows[0].index("corpus")
+    assert {(row[place - 2 : place], row[place] == " ") for row in rows} == {("  ", False)}, "columns are aligned"
+    shown = [line.split()[:3] for line in xmodal("settings", "detector").out.splitlines()]
+    assert ["detector.split", "str", '""'] in shown
