@@ -258,7 +258,7 @@ def _lengthened(phase: Phase, times: float) -> Phase:
 
 @dataclass(frozen=True)
 class DetectorRecipe:
-    """Every number of one training of the small detector (xmodal/detectors/small_detector.py)."""
+    """Every number of one training of the small detector (xmodal/detectors/small_faster_rcnn.py)."""
 
     name: str = field(default="detector", metadata={"given": True})
     corpus: str = field(default="visual_genome", metadata={"given": True})  # --corpus names another one

@@ -21,4 +21,5 @@ def detector_with(corpus: str | None, settings: list[str]) -> DetectorRecipe:
 def train_detector(recipe: DetectorRecipe, setup: Setup, run: Path) -> dict[str, Any]:
     from xmodal.training.detector_fit import fit_detector
 
-    return {"recipe": recipe.name, "root": setup.root} | asdict(fit_detector(recipe, setup, str(run)))
+    outcome = asdict(fit_detector(recipe, setup, str(run)))
+    return {"recipe": recipe.name, "corpus": recipe.corpus, "root": setup.root} | outcome

@@ -22,7 +22,8 @@ from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.benchmarks.measured import Bar, Measured
 from xmodal.detection.pair_recall import NamedBox, PairScores, named_boxes, pair_scores
 from xmodal.detection.region_arrays import DetectorWords
-from xmodal.detectors.small_detector import SmallDetector, load
+from xmodal.detectors._small_network import SmallDetector
+from xmodal.detectors.small_faster_rcnn import load
 from xmodal.media.images import open_image
 from xmodal.records.tables import Region
 from xmodal.root.files import sha256_of

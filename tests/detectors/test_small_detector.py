@@ -1,8 +1,10 @@
 """The small detector keeps the contract: boxes of the picture, the same bits in any company, harmless weights."""
 
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipelines.demo.world import World, draw, scene
 from tests.toy_root import one_thread as one_thread
-from xmodal.detectors import module_of, small_detector
-from xmodal.detectors.small_detector import SmallConfig, SmallDetector, SmallNetwork, read_weights, weights_file
+from xmodal.detectors import MODULES, module_of, small_faster_rcnn
+from xmodal.detectors._small_network import SmallConfig, SmallDetector, SmallNetwork, read_weights, weights_file
 from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
 
@@ -41,7 +44,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def load(file: Path) -> SmallDetector:
-    return small_detector.load("", f"sha256:{sha256_of(file)}", {"detector": file}, "cpu")
+    return small_faster_rcnn.load("", f"sha256:{sha256_of(file)}", {"detector": file}, "cpu")
 
 
 def arrays(detector: SmallDetector, *some: NDArray[np.uint8], boxes: Any = None) -> list[list[bytes]]:
@@ -53,7 +56,7 @@ def arrays(detector: SmallDetector, *some: NDArray[np.uint8], boxes: Any = None)
 def test_regions_are_of_the_picture_and_scores_are_probabilities(file: Path) -> None:
     detector = load(file)
     module, rest = module_of("small")
-    assert (module, rest) == (small_detector, "")
+    assert (module, rest) == (small_faster_rcnn, "")
     assert (detector.words.classes, detector.words.attributes) == (CONFIG.classes, CONFIG.attributes)
     for picture, regions in zip(pictures(), detector.extract(pictures()), strict=True):
         height, width = picture.shape[:2]
@@ -120,7 +123,7 @@ def test_a_detector_without_attributes_scores_none(tmp_path: Path) -> None:
 
 def test_random_weights_follow_from_their_seed() -> None:
     state = torch.get_rng_state()
-    first, again, other = (small_detector.load("", f"random:{seed}", {}, "cpu") for seed in (1, 1, 2))
+    first, again, other = (small_faster_rcnn.load("", f"random:{seed}", {}, "cpu") for seed in (1, 1, 2))
     assert torch.equal(state, torch.get_rng_state())
     assert first.words.classes == ("thing",)
     (one,), (same,), (another,) = (detector.extract(pictures()[:1]) for detector in (first, again, other))
@@ -152,6 +155,12 @@ def with_a_nan() -> dict[str, Any]:
     return whole
 
 
+def with_doubles() -> dict[str, Any]:
+    whole = saved()
+    whole["weights"]["to_class.weight"] = whole["weights"]["to_class.weight"].double()
+    return whole
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -167,7 +176,8 @@ def with_a_nan() -> dict[str, Any]:
         (lambda: saved(colour=3), "colour"),
         (lambda: [1, 2], "list"),
         (without_a_tensor, "to_class.weight"),
-        (with_a_nan, "not finite"),
+        (with_a_nan, "to_class.weight has numbers that are not finite"),
+        (with_doubles, "to_class.weight is no plain array of torch.float32"),
     ],
 )
 def test_a_foreign_file_is_refused_in_a_sentence(tmp_path: Path, content: Callable[[], Any], why: str) -> None:
@@ -176,6 +186,54 @@ def test_a_foreign_file_is_refused_in_a_sentence(tmp_path: Path, content: Callab
     with pytest.raises(UserError, match=r"no weights of a small detector \(.*" + why) as found:
         read_weights(file)
     assert "\n" not in str(found.value)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Watches how many bytes the largest tensor has that is made."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **kwargs or {})
+        for values in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(values, torch.Tensor) and not values.is_meta:
+                self.bytes = max(self.bytes, values.untyped_storage().nbytes())
+        return made
+
+
+def claimed(config: SmallConfig, fill: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+    with torch.device("meta"):
+        return {name: fill(values) for name, values in SmallNetwork(config).state_dict().items()}
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        lambda values: torch.zeros(1, dtype=values.dtype, device="cpu"),
+        lambda values: torch.zeros((), dtype=values.dtype, device="cpu").expand(values.shape),
+        lambda values: values,
+    ],
+    ids=["shapes", "strides", "meta"],
+)
+def test_a_file_that_claims_more_than_it_has_takes_no_memory(tmp_path: Path, fill: Any) -> None:
+    large = replace(CONFIG, classes=tuple(map(str, range(2000))), feature=512)
+    file = tmp_path / "large.pt"
+    torch.save({"small_detector": asdict(large), "weights": claimed(large, fill)}, file)
+    assert file.stat().st_size < 100_000
+    with LargestTensor() as largest, pytest.raises(UserError, match="no weights of a small detector"):
+        read_weights(file)
+    assert largest.bytes <= file.stat().st_size
+
+
+def test_reading_draws_nothing_and_keeps_every_number(file: Path) -> None:
+    state = torch.get_rng_state()
+    config, read = read_weights(file)
+    assert torch.equal(state, torch.get_rng_state())
+    wanted, found = network().state_dict(), read.state_dict()
+    assert config == CONFIG
+    assert [*wanted] == [*found]
+    assert all(torch.equal(values, found[name]) for name, values in wanted.items())
+    assert {values.device.type for values in (*read.parameters(), *read.buffers())} == {"cpu"}
 
 
 def test_a_hostile_file_executes_nothing(tmp_path: Path, file: Path) -> None:
@@ -194,11 +252,34 @@ def test_a_hostile_file_executes_nothing(tmp_path: Path, file: Path) -> None:
     assert not victim.exists()
 
 
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = sys.modules["torchvision"] = None
+from xmodal.detectors import module_of
+from xmodal.errors import UserError
+module, rest = module_of(sys.argv[1])
+if sys.argv[1] == "small":
+    module.check(rest, "random:0")
+    try:
+        module.load(rest, "random:0", {}, "cpu")
+    except UserError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("detector", MODULES)
+def test_names_are_checked_without_torch(detector: str) -> None:
+    found = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, detector], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr) == (0, "")
+    if detector == "small":
+        assert "the small detector needs torch and torchvision" in found.stdout
+
+
 def test_other_weights_than_named_are_refused(tmp_path: Path, file: Path) -> None:
     with pytest.raises(UserError, match="are those of a file, which"):
-        small_detector.load("", f"sha256:{'0' * 64}", {"detector": file}, "cpu")
+        small_faster_rcnn.load("", f"sha256:{'0' * 64}", {"detector": file}, "cpu")
     with pytest.raises(UserError, match="cannot be read: No such file"):
-        small_detector.load("", f"sha256:{'0' * 64}", {"detector": tmp_path / "none"}, "cpu")
+        small_faster_rcnn.load("", f"sha256:{'0' * 64}", {"detector": tmp_path / "none"}, "cpu")
     for name, weights, why in (
         ("large", "random:0", "there is one small detector"),
         ("", "published", "has no published weights"),
@@ -206,4 +287,4 @@ def test_other_weights_than_named_are_refused(tmp_path: Path, file: Path) -> Non
         ("", f"sha256:{'0' * 64}", "--file detector=PATH"),
     ):
         with pytest.raises(UserError, match=why):
-            small_detector.load(name, weights, {}, "cpu")
+            small_faster_rcnn.load(name, weights, {}, "cpu")

@@ -26,7 +26,7 @@ from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_training import Death, interrupt
 from xmodal.corpora import Corpus, Source
-from xmodal.detectors import small_detector
+from xmodal.detectors import small_faster_rcnn
 from xmodal.errors import UserError
 from xmodal.progress import Silence
 from xmodal.raw.raw_files import Raw
@@ -147,7 +147,7 @@ def log(run: str) -> list[dict[str, Any]]:
 def test_the_words_are_those_of_the_training_regions(root: str, whole: DetectorOutcome) -> None:
     data = open_data(RECIPE, root, Setup(root).tables("visual_genome"))
     regions = list(data.regions("bottom_up/train"))
-    detector = small_detector.load("", f"sha256:{whole.weights_sha256}", {"detector": Path(whole.weights)}, "cpu")
+    detector = small_faster_rcnn.load("", f"sha256:{whole.weights_sha256}", {"detector": Path(whole.weights)}, "cpu")
     assert detector.words.classes == tuple(sorted({region.names[0] for region in regions}))
     assert detector.words.attributes == tuple(sorted({word for region in regions for word in region.attributes}))
     assert (whole.classes, whole.attributes) == (len(detector.words.classes), len(detector.words.attributes))
@@ -156,7 +156,8 @@ def test_the_words_are_those_of_the_training_regions(root: str, whole: DetectorO
     assert whole.regions == len(list(data.regions("bottom_up/val")))
     measured = log(whole.run)[-1]
     assert measured == {
-        "step": 12, "recall": whole.recall, "precision": whole.precision, "regions": whole.regions
+        "step": 12, "recall": whole.recall, "precision": whole.precision, "regions": whole.regions,
+        "unreadable": 0,
     }  # fmt: skip
     assert [line["step"] for line in log(whole.run)[:-1]] == [0, 10]
 
@@ -215,9 +216,34 @@ def test_what_cannot_be_learned_from_is_left_out(tmp_path: Path) -> None:
 
 def test_pictures_of_which_none_can_be_used_are_told(tmp_path: Path) -> None:
     where = drawn(tmp_path, [replace(drawing, data=b"no picture") for drawing in squares(10)])
-    with pytest.raises(UserError, match="drawn: none of the 8 pictures of drawn/train can be used"):
-        fit(where, str(tmp_path / "run"), DRAWN)
-    assert not (tmp_path / "run/detector.pt").exists()
+    for steps in (12, 12, 1000):
+        recipe, watched = replace(DRAWN, steps=steps), Death(4, interrupt)
+        with pytest.raises(
+            UserError, match="drawn: none of the 8 pictures of drawn/train can be used: they are absent"
+        ):
+            fit(where, str(tmp_path / f"run-{steps}"), recipe, progress=watched)  # told after one pass of four steps
+    assert not [*tmp_path.glob("run-*/*.pt")]
+
+
+def test_validation_pictures_that_cannot_be_measured_are_counted(root: str, tmp_path: Path, xmodal: Xmodal) -> None:
+    pictures = squares(20)
+    pictures[4] = replace(pictures[4], data=b"no picture")
+    where, run = drawn(tmp_path / "some", pictures), tmp_path / "run"
+    outcome = fit(where, str(run), DRAWN)
+    assert (outcome.measured, outcome.unreadable, outcome.regions) == (3, 1, 3)
+    assert log(str(run))[-1]["unreadable"] == 1
+    settings = [word for name, value in TINY.items() for word in ("--set", f"{name}={value}")]
+    command = ("train", "detector", "--root", where, "--corpus", "drawn", "--run", run, "--set", "steps=12", *settings)
+    shown = xmodal(*command).out
+    assert "not measured, as absent or unreadable: 1 of 4 pictures of drawn/val" in shown
+    assert "of classes, as there are no attributes, on drawn/val after 12 steps" in shown
+    none = [replace(drawing, data=b"no picture") if "val" in drawing.split else drawing for drawing in pictures]
+    where = drawn(tmp_path / "none", none)
+    for _ in range(2):
+        with pytest.raises(
+            UserError, match=r"drawn: none of the 4 pictures of drawn/val can be read .*/last/detector.pt"
+        ):
+            fit(where, str(tmp_path / "last"), DRAWN)
 
 
 def test_a_flipped_picture_has_flipped_boxes(tmp_path: Path) -> None:
@@ -341,8 +367,16 @@ def test_splits_are_named_where_none_is_meant(root: str, tmp_path: Path) -> None
     with pytest.raises(ValueError, match="measured on split 'bottom_up/test'"):
         replace(RECIPE, validation="bottom_up/test")
     where = drawn(tmp_path / "drawn", [replace(drawing, split="drawn/dev") for drawing in squares(4)])
-    with pytest.raises(UserError, match="drawn has no split 'train': name the one to take by --set split=NAME"):
+    with pytest.raises(UserError, match="no split 'train': take one by --set split=NAME; there are: drawn/dev"):
         fit(where, str(tmp_path / "run"), DRAWN)
+    with pytest.raises(
+        UserError, match="no split 'drawn/val': take one by --set validation=NAME; there are: drawn/dev"
+    ):
+        fit(where, str(tmp_path / "run"), replace(DRAWN, split="drawn/dev"))
+    bare = [replace(drawing, regions=()) if "val" in drawing.split else drawing for drawing in squares(10)]
+    with pytest.raises(UserError, match=r"with boxes and names in 'drawn/val' to measure on: --set validation=NAME"):
+        fit(drawn(tmp_path / "bare", bare), str(tmp_path / "run"), DRAWN)
+    assert not (tmp_path / "run").exists()
 
 
 # ----------------------------------------------------------------------------------------------------- as a command
@@ -355,6 +389,8 @@ def test_the_command_trains_and_says_where_the_weights_are(root: str, tmp_path: 
     assert shown.code == 0
     assert f"its weights are {tmp_path}/run/detector.pt" in shown.out
     assert "recall 0." in shown.out
+    assert "of pairs of attribute and class on bottom_up/val after 12 steps" in shown.out
+    assert f"--set regions.detector=small --file detector={tmp_path}/run/detector.pt" in shown.out
     found = xmodal.done(*command)
     assert (found["steps"], found["trained"], found["split"]) == (12, False, "bottom_up/train")
     assert xmodal(*command, "--workers", "2").err.endswith("a detector is trained without --workers: leave that out\n")
@@ -367,3 +403,8 @@ def test_its_recipe_is_listed_with_its_settings(xmodal: Xmodal) -> None:
     }
     assert settings["detector.steps"] == DetectorRecipe().steps
     assert "detector.corpus" not in settings
+    *rows, _ = xmodal("recipes").out.splitlines()
+    place = rows[0].index("corpus")
+    assert {(row[place - 2 : place], row[place] == " ") for row in rows} == {("  ", False)}, "columns are aligned"
+    shown = [line.split()[:3] for line in xmodal("settings", "detector").out.splitlines()]
+    assert ["detector.split", "str", '""'] in shown

@@ -49,7 +49,7 @@ MODULES = {  # by the first part of a detector's name: bottom_up, torchvision/NA
     "bottom_up": "bottom_up",
     "torchvision": "torchvision_detectors",
     "detectron2": "detectron2_detectors",
-    "small": "small_detector",
+    "small": "small_faster_rcnn",
     "proposals": "edge_box_proposals",
 }
 

@@ -23,8 +23,8 @@ import torch
 
 from xmodal import __version__
 from xmodal.detection.pair_recall import NamedBox, PairScores, named_boxes, pair_scores
-from xmodal.detectors import small_detector
-from xmodal.detectors.small_detector import SmallNetwork
+from xmodal.detectors import small_faster_rcnn
+from xmodal.detectors._small_network import SmallNetwork, weights_file
 from xmodal.errors import UserError
 from xmodal.features.weight_files import OF_FILE, reproducible, weights_sha256
 from xmodal.recipes import DetectorRecipe, Optimiser
@@ -54,7 +54,9 @@ class DetectorOutcome:
     validation: str
     recall: float  # of pairs of attribute and class there
     precision: float
-    regions: int  # recorded there
+    regions: int  # recorded in the pictures that were measured
+    measured: int  # pictures of it with regions
+    unreadable: int  # those that could not be measured, as they are absent or unreadable
     steps: int
     trained: bool  # by this call, not before
 
@@ -72,7 +74,7 @@ def fit_detector(recipe: DetectorRecipe, setup: Setup, run: str) -> DetectorOutc
         torch.manual_seed(recipe.seed)
         network = SmallNetwork(samples.config, recipe.regions).to(setup.device)
         trained = _train(samples, network, setup, run, log)
-        LocalStorage(run).write(WEIGHTS, small_detector.weights_file(samples.config, network))
+        LocalStorage(run).write(WEIGHTS, weights_file(samples.config, network))
         return _outcome(samples, setup, run, log, trained)
 
 
@@ -97,40 +99,54 @@ def _train(samples: DetectorSamples, network: SmallNetwork, setup: Setup, run: s
     recipe, count = samples.recipe, len(samples.ids)
     rule = Optimiser("adam", recipe.learning_rate, clip_norm=recipe.clip_norm)
     optimiser = optimisers.build(network, rule)
-    first = _resume(network, optimiser, recipe, run, log)
+    first, learned = _resume(network, optimiser, recipe, run, log)
     words = f"{len(samples.config.classes):,} classes and {len(samples.config.attributes):,} attributes"
     setup.progress.say(f"{recipe.name}: {count:,} pictures of {samples.data.split} with {words} to train on")
     network.train()
     with setup.progress.over("train", recipe.steps, first, unit="steps") as tick:
         for step in range(first, recipe.steps):
-            _step(samples, network, optimiser, rule, step, log)
-            if (step + 1) % SAVE_EVERY == 0 or step + 1 == recipe.steps:
-                state = {"step": step + 1, "log_bytes": log.synced_size()}
+            learned += _step(samples, network, optimiser, rule, step, log)
+            if not learned and len(samples.unusable) == count:
+                break
+            # A state in which nothing was learned would go on as if something were.
+            if learned and ((step + 1) % SAVE_EVERY == 0 or step + 1 == recipe.steps):
+                state = {"step": step + 1, "learned": learned, "log_bytes": log.synced_size()}
                 tensors = {"model": network.state_dict(), "optimiser": optimiser.state_dict()}
                 checkpoint.save(run, run_folder.LAST, state | tensors)
             tick(1)
-    if len(samples.unusable) == count:
-        raise UserError(f"{recipe.corpus}: none of the {count:,} pictures of {samples.data.split} can be used")
-    if samples.unusable:
-        what = "are absent or unreadable, or have no box in them"
-        setup.progress.say(f"left out: {len(samples.unusable):,} pictures that {what}, such as {min(samples.unusable)}")
+    _tell_unusable(samples, setup, learned)
     return first < recipe.steps
 
 
-def _resume(network: SmallNetwork, optimiser: torch.optim.Optimizer, recipe: DetectorRecipe, run: str, log: Log) -> int:
-    """Returns the step to go on with."""
+def _tell_unusable(samples: DetectorSamples, setup: Setup, learned: int) -> None:
+    """Refuses to end without a step that learned."""
+    count, what = len(samples.unusable), "absent or unreadable, or have no box in them"
+    if not learned:
+        pictures = f"{count:,} pictures of {samples.data.split}"
+        raise UserError(f"{samples.recipe.corpus}: none of the {pictures} can be used: they are {what}")
+    if count:
+        setup.progress.say(f"left out: {count:,} pictures that are {what}, such as {min(samples.unusable)}")
+
+
+def _resume(
+    network: SmallNetwork, optimiser: torch.optim.Optimizer, recipe: DetectorRecipe, run: str, log: Log
+) -> tuple[int, int]:
+    """Returns the step to go on with, and how many before it learned."""
     saved = checkpoint.read_last(run)
     if saved is None:
         log.cut(0)
-        return 0
+        return 0, 0
     with checkpoint.blaming_last(run):
         step, size = saved["step"], saved["log_bytes"]
         if not (type(step) is int and type(size) is int and 0 <= step <= recipe.steps and size >= 0):
             raise ValueError(f"it cannot be at step {step} of {recipe.steps}")
+        learned = saved["learned"]
+        if not (type(learned) is int and 1 <= learned <= step):
+            raise ValueError(f"{learned} of its {step} steps cannot have learned")
         network.load_state_dict(saved["model"])
         optimiser.load_state_dict(saved["optimiser"])
     log.cut(size)
-    return step
+    return step, learned
 
 
 def _step(
@@ -140,10 +156,11 @@ def _step(
     rule: Optimiser,
     step: int,
     log: Log,
-) -> None:
+) -> bool:
+    """Whether a picture could be learned from."""
     recipe, batch = samples.recipe, samples.batch(step)
     if batch is None:
-        return
+        return False
     pixels_B3SS, sizes, targets = batch
     device = next(network.parameters()).device
     on_device = [{name: values.to(device) for name, values in target.items()} for target in targets]
@@ -162,6 +179,7 @@ def _step(
     if step % LOG_EVERY == 0:
         values = {name: term.item() for name, term in terms.items()}
         log.say(step=step, loss=loss.item(), terms=values, norm=norm.item())
+    return True
 
 
 def one_cycle(progress: float) -> float:
@@ -174,8 +192,12 @@ def one_cycle(progress: float) -> float:
 def _outcome(samples: DetectorSamples, setup: Setup, run: str, log: Log, trained: bool) -> DetectorOutcome:
     data, recipe, file = samples.data, samples.recipe, Path(run, WEIGHTS)
     digest = weights_sha256(file)
-    scores = _measured(data, file, digest, setup)
-    log.say(step=recipe.steps, recall=scores.recall, precision=scores.precision, regions=scores.recorded)
+    scores, measured, unreadable = _measured(data, file, digest, setup)
+    if not measured:
+        pictures = f"{unreadable:,} pictures of {data.validation}"
+        raise UserError(f"{recipe.corpus}: none of the {pictures} can be read to measure {file}, which is trained")
+    told = {"recall": scores.recall, "precision": scores.precision, "regions": scores.recorded}
+    log.say(step=recipe.steps, **told, unreadable=unreadable)
     return DetectorOutcome(
         run,
         str(file),
@@ -188,15 +210,17 @@ def _outcome(samples: DetectorSamples, setup: Setup, run: str, log: Log, trained
         scores.recall,
         scores.precision,
         scores.recorded,
+        measured,
+        unreadable,
         recipe.steps,
         trained,
     )
 
 
-def _measured(data: DetectorData, file: Path, digest: str, setup: Setup) -> PairScores:
-    """Measures the file on all pictures of the validation split that have regions."""
-    detector = small_detector.load("", f"{OF_FILE}{digest}", {small_detector.FILE: file}, setup.device)
-    recorded = dict[str, list[Region]]()
+def _measured(data: DetectorData, file: Path, digest: str, setup: Setup) -> tuple[PairScores, int, int]:
+    """Measures the file on the pictures of the validation split with regions; counts these, and the unreadable ones."""
+    detector = small_faster_rcnn.load("", f"{OF_FILE}{digest}", {small_faster_rcnn.FILE: file}, setup.device)
+    recorded, unreadable = dict[str, list[Region]](), list[str]()
     for region in data.regions(data.validation):
         recorded.setdefault(region.item, []).append(region)
 
@@ -204,8 +228,11 @@ def _measured(data: DetectorData, file: Path, digest: str, setup: Setup) -> Pair
         with setup.progress.over("measure", len(recorded), unit="pictures") as tick:
             for id, regions in recorded.items():
                 picture = data.picture(id)
-                if picture is not None:
+                if picture is None:
+                    unreadable.append(id)
+                else:
                     yield named_boxes(detector.extract([picture])[0], detector.words), regions
                 tick(1)
 
-    return pair_scores(compared())
+    scores = pair_scores(compared())
+    return scores, len(recorded) - len(unreadable), len(unreadable)

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from xmodal.detectors.small_detector import SmallConfig, Target, batch_of, seen
+from xmodal.detectors._small_network import SmallConfig, Target, batch_of, seen
 from xmodal.errors import UserError
 from xmodal.media.images import UnreadableImage, open_image
 from xmodal.raw.archives import Archives, MissingMedia
@@ -64,24 +64,30 @@ class DetectorData:
 
 
 def open_data(recipe: DetectorRecipe, root: str, records: Output) -> DetectorData:
-    there = splits(records)
+    there = [*splits(records)]
     trains = [name for name in there if name.rpartition("/")[2] == "train"]
-    split = recipe.split or _only(recipe, "split", "train", trains)
+    split = recipe.split or _only(recipe, "split", "train", trains, there)
     beside = f"{split.rpartition('/')[0]}/val".removeprefix("/")
-    validation = recipe.validation or _only(recipe, "validation", "val", [name for name in there if name == beside])
+    validations = [name for name in there if name == beside]
+    validation = recipe.validation or _only(recipe, "validation", beside, validations, there)
     if common := sorted(members(records, split) & members(records, validation)):
         raise UserError(
             f"{len(common):,} items are in both {split!r} and {validation!r}, such as {common[0]!r}: "
             "measure on items that are not trained on"
         )
     media = find_output(root, "media", of=recipe.corpus, name=records.config["media_set"])
-    return DetectorData(records, media, split, validation)
+    data = DetectorData(records, media, split, validation)
+    for name, why in ((split, "learn from"), (validation, "measure on: --set validation=NAME takes another split")):
+        if next(data.regions(name), None) is None:
+            raise UserError(f"{recipe.corpus} has no regions with boxes and names in {name!r} to {why}")
+    return data
 
 
-def _only(recipe: DetectorRecipe, setting: str, ending: str, found: list[str]) -> str:
+def _only(recipe: DetectorRecipe, setting: str, ending: str, found: list[str], there: list[str]) -> str:
     if len(found) != 1:
-        many = "several splits" if found else "no split"
-        raise UserError(f"{recipe.corpus} has {many} {ending!r}: name the one to take by --set {setting}=NAME")
+        many = f"several splits {ending!r}" if found else f"no split {ending!r}"
+        names = ", ".join(found or there) or "none at all"
+        raise UserError(f"{recipe.corpus} has {many}: take one by --set {setting}=NAME; there are: {names}")
     return found[0]
 
 
@@ -92,8 +98,8 @@ def config_of(recipe: DetectorRecipe, data: DetectorData) -> SmallConfig:
         names[region.names[0]] += 1
         attributes.update(region.attributes)
     if max(names.values(), default=0) < recipe.least_count:
-        wanted = f"{recipe.least_count:,} regions of a class" if names else "regions with boxes and names"
-        raise UserError(f"{recipe.corpus} has no {wanted} in {data.split!r}, of which a detector could learn")
+        few = f"{recipe.corpus} has no {recipe.least_count:,} regions of a class in {data.split!r}"
+        raise UserError(f"{few}: choose a lower --set least_count")
     known, said = (sorted(w for w, n in counts.items() if n >= recipe.least_count) for counts in (names, attributes))
     shared = {setting.name for setting in fields(SmallConfig)} & {setting.name for setting in fields(recipe)}
     try:

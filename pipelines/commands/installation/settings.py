@@ -53,6 +53,8 @@ def _shown(value: object) -> str:
     """As --set takes it."""
     if isinstance(value, list | tuple):
         return ",".join(map(_shown, value))
+    if value == "":
+        return '""'
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

@@ -32,7 +32,9 @@ def run(args: Args) -> list[Result]:
 
 
 def text(result: list[Result]) -> Lines:
-    yield f"{'recipe':30} {'model':10} {'corpus':12} reproduces"
-    for row in result:
-        yield f"{row['name']:30} {row['model']:10} {row['corpus']:12} {', '.join(row['reproduces']) or '-'}"
+    rows = [("recipe", "model", "corpus", "reproduces")]
+    rows += [(row["name"], row["model"], row["corpus"], ", ".join(row["reproduces"]) or "-") for row in result]
+    widths = [max(len(row[column]) for row in rows) for column in range(3)]
+    for row in rows:
+        yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0), strict=True))
     yield "`xmodal settings RECIPE` lists what `xmodal train RECIPE --set` may change"

@@ -1,7 +1,10 @@
 """Trains a recipe from cached features; goes on where it stopped.
 
-`xmodal recipes` lists the recipes, `xmodal settings RECIPE` what --set may change. The recipe `detector` makes a small
-detector of regions, from the pictures and boxes of a corpus instead.
+`xmodal recipes` lists the recipes, `xmodal settings RECIPE` what --set may change.
+
+The recipe `detector` needs no features: it learns from a corpus' pictures and their regions (boxes, names and, where
+there are any, attributes), in its splits train and val. Of the options it takes --root, --corpus, --run, --records,
+--device, --set, --json and --quiet. It writes RUN/detector.pt, for `xmodal build CORPUS/regions`.
 
 examples:
   xmodal train vsepp --root data --run runs/vsepp
@@ -26,7 +29,7 @@ def flags(parser: Parser) -> None:
     add("recipe", metavar="RECIPE", help="such as vsepp, or a file mine.py")
     _flags.root(parser)
     add("--corpus", help="another one than the recipe's, in its splits of the same name")
-    add("--run", type=_flags.path, help="the folder of the run (default: runs/RECIPE)")
+    add("--run", type=_flags.path, help="the folder of the run (default: runs/RECIPE, or runs/RECIPE-CORPUS)")
     _flags.training(parser)
     _flags.settings(parser, "batch_size=64, model.width=512, phase1.optimiser.learning_rate=0.001")
     add("--workers", type=_flags.count, default=0, help="processes that train together, by Ray Train")
@@ -65,9 +68,16 @@ def _detector(args: Args) -> Result:
 
 def text(result: Result) -> Lines:
     if "weights" in result:
-        pairs = f"recall {result['recall']:.3f} and precision {result['precision']:.3f} of attribute and class"
-        yield f"{result['recipe']}: {pairs} on {result['validation']}, {result['steps']:,} steps"
+        pairs = "pairs of attribute and class" if result["attributes"] else "classes, as there are no attributes,"
+        scores = f"recall {result['recall']:.3f} and precision {result['precision']:.3f} of {pairs}"
+        yield f"{result['recipe']}: {scores} on {result['validation']} after {result['steps']:,} steps"
+        if result["unreadable"]:
+            of = f"of {result['measured'] + result['unreadable']:,} pictures of {result['validation']}"
+            yield f"not measured, as absent or unreadable: {result['unreadable']:,} {of}"
         yield f"its weights are {result['weights']}"
+        target, file = f"{result['corpus']}/semantics", f"detector={result['weights']}"
+        detector = ("--set", "regions.detector=small", "--file", file)
+        yield f"now `{command('build', target, '--root', result['root'], *detector)}`"
         return
     when = f"after epoch {result['epoch']}, {result['steps']:,} steps" if result["steps"] else "without any training"
     yield f"{result['recipe']}: rsum {result['rsum']:.1f} on validation {when}; in {result['run']}"

@@ -1,4 +1,4 @@
-"""A small Faster R-CNN with attributes, whose weights `xmodal train detector` makes of anybody's regions.
+"""The network of the small detector, its file of weights, and how it sees a picture.
 
 Four convolutions to a stride of 4, proposals, and for each region a feature, a class, a box of that class, and an
 attribute, which also sees the class, as in bottom-up attention (Anderson et al. 2018, section 3.1). Regions, their
@@ -30,14 +30,14 @@ from torchvision.ops import roi_align  # type: ignore[import-untyped]
 
 from xmodal import __version__
 from xmodal.detection.region_arrays import DetectorWords, Regions
+from xmodal.detectors.small_faster_rcnn import TRAINING
 from xmodal.errors import UserError
-from xmodal.features.weight_files import OF_FILE, RANDOM, WRONG, check_device, reproducible, weights_sha256
+from xmodal.features.weight_files import WRONG, reproducible
 
 STRIDE, GRID = 4, 7  # pixels of a position of the maps; positions of a region's square
 EMBEDDED, ATTRIBUTE_WIDTH = 32, 64
 MIDDLE, SPREAD = 128.0, 64.0  # of a pixel's values
 BOX_WEIGHTS = (10.0, 10.0, 5.0, 5.0)
-FILE, TRAINING = "detector", "`xmodal train detector` makes one"
 Target = dict[str, Tensor]  # boxes (K, 4) in pixels of the network, labels (K,), attributes (K, A) of 0 and 1
 
 
@@ -230,32 +230,12 @@ class SmallDetector:
         }
 
 
-def check(name: str, weights: str) -> None:
-    if name:
-        raise UserError(f"there is one small detector: its name is small, not small/{name}")
-    if not weights.startswith((OF_FILE, RANDOM)):
-        raise UserError(f"the small detector has no {weights} weights: --file {FILE}=PATH; {TRAINING}")
-    if weights.startswith(RANDOM) and not weights.removeprefix(RANDOM).isdecimal():
-        raise UserError(f"random weights are written {RANDOM}<seed>, not {weights}")
-
-
-def load(name: str, weights: str, files: Mapping[str, Path], device: str) -> SmallDetector:
-    """`random:<seed>` is for trying: it knows no words."""
-    check(name, weights)
-    check_device(device)
-    if weights.startswith(RANDOM):
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(int(weights.removeprefix(RANDOM)) % 2**63)
-            config = SmallConfig(("thing",), ())
-            return SmallDetector(config, SmallNetwork(config).eval().to(device), weights, None, device)
-    if FILE not in files:
-        raise UserError(f"the small detector needs its weights: --file {FILE}=PATH; {TRAINING}")
-    file = files[FILE]
-    digest = weights_sha256(file)
-    if weights != f"{OF_FILE}{digest}":
-        raise UserError(f"weights {weights} are those of a file, which {file} is not: give that file")
-    config, network = read_weights(file)
-    return SmallDetector(config, network.to(device), weights, digest, device)
+def drawn_network(seed: int) -> tuple[SmallConfig, SmallNetwork]:
+    """A network that is not trained and knows no words."""
+    config = SmallConfig(("thing",), ())
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed % 2**63)
+        return config, SmallNetwork(config).eval()
 
 
 def weights_file(config: SmallConfig, network: SmallNetwork) -> bytes:
@@ -268,11 +248,16 @@ def read_weights(file: Path) -> tuple[SmallConfig, SmallNetwork]:
     try:
         saved = torch.load(file, map_location="cpu", weights_only=True)
         config = SmallConfig(**saved["small_detector"])
-        with torch.random.fork_rng(devices=[]):  # what is drawn is replaced
+        with torch.device("meta"):  # takes no memory, whatever sizes the file claims
             network = SmallNetwork(config).eval()
-        network.load_state_dict(saved["weights"])
-        if not all(values.isfinite().all() for values in network.state_dict().values()):
-            raise ValueError("it has numbers that are not finite")
+        wanted = network.state_dict()
+        network.load_state_dict(saved["weights"], assign=True)
+        for name, values in network.state_dict().items():
+            # A file of one number can claim a tensor of millions, all of them this number.
+            if values.dtype != wanted[name].dtype or values.is_meta or not values.is_contiguous():
+                raise ValueError(f"{name} is no plain array of {wanted[name].dtype}")
+            if not values.isfinite().all():
+                raise ValueError(f"{name} has numbers that are not finite")
     except WRONG as error:
         line = " ".join(str(error).split())[:200]
         raise UserError(f"{file} has no weights of a small detector ({line}): {TRAINING}") from error
