@@ -266,10 +266,10 @@ class DetectorRecipe:
     validation: str = ""  # to measure on; by default the one named val beside it
     least_count: int = 1  # regions of the training split that a class or an attribute has at least
     side: int = 128  # pixels to which the longer side of a picture is resized
-    width: int = 16  # of the first convolution
+    width: int = 14  # of the first convolution
     feature: int = 128  # numbers of a region's feature
-    anchors: tuple[float, ...] = (0.16, 0.24, 0.34)  # their sides, as shares of `side`
-    proposals: int = 50  # regions of a picture at most
+    anchors: tuple[float, ...] = (0.13, 0.19, 0.27)  # their sides, as shares of `side`
+    proposals: int = 20  # regions of a picture at most
     regions: int = 16  # of a picture that are trained on, half of them things if there are enough
     steps: int = 900
     batch_size: int = 8  # pictures
@@ -283,6 +283,8 @@ class DetectorRecipe:
         one_or_more(least_count=self.least_count, regions=self.regions, steps=self.steps, batch_size=self.batch_size)
         above_zero(learning_rate=self.learning_rate, class_weight=self.class_weight, clip_norm=self.clip_norm)
         zero_or_more(seed=self.seed)
+        if self.regions < 2:
+            raise ValueError(f"regions is 2 or more, a thing and a background, not {self.regions}")
         for split in (self.split, self.validation):
             if "test" in split.lower():
                 raise ValueError(f"the detector would train or be measured on split {split!r}")

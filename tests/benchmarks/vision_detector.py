@@ -34,7 +34,7 @@ BARS = {
     "tiny_detector_precision": Bar(),
     "tiny_detector_train_s": Bar(maximum=60),
 }
-WORLD = World(items=1250)  # of which 1,000 are to train on
+WORLD = World(items=2500)  # of which 2,000 are to train on
 HELD_OUT = range(10_000, 10_500)
 SEEDS = range(3)
 

@@ -176,7 +176,7 @@ def test_rare_words_are_left_out(root: str) -> None:
 
 
 def test_it_learns_from_regions_without_attributes(tmp_path: Path) -> None:
-    recipe = replace(DRAWN, width=8, feature=32, anchors=(0.3, 0.45), steps=120, batch_size=4, regions=8)
+    recipe = replace(DRAWN, side=64, width=6, feature=32, anchors=(0.25, 0.4), steps=100, batch_size=4, regions=8)
     outcome = fit(drawn(tmp_path, squares(40)), str(tmp_path / "run"), recipe)
     assert (outcome.classes, outcome.attributes, outcome.regions) == (2, 0, 8)
     assert outcome.recall > 0.7

@@ -1,8 +1,8 @@
 """The network of the small detector, its file of weights, and how it sees a picture.
 
-Four convolutions to a stride of 4, proposals, and for each region a feature, a class, a box of that class, and an
-attribute, which also sees the class, as in bottom-up attention (Anderson et al. 2018, section 3.1). Regions, their
-anchors, matching and losses are torchvision's.
+Four convolutions make maps at strides of 2 and 4, which each region's feature is taken from; proposals come from the
+latter. A feature gives a class, a box of that class and an attribute, which also sees the class, as in bottom-up
+attention (Anderson et al. 2018, section 3.1). Proposals, matching, coding of boxes and losses are torchvision's.
 
 A file of weights has the words and the config in it; reading it executes nothing.
 
@@ -26,7 +26,7 @@ from torch.nn import functional
 from torchvision.models.detection.image_list import ImageList  # type: ignore[import-untyped]
 from torchvision.models.detection.roi_heads import RoIHeads, fastrcnn_loss  # type: ignore[import-untyped]
 from torchvision.models.detection.rpn import AnchorGenerator, RegionProposalNetwork, RPNHead  # type: ignore[import-untyped]
-from torchvision.ops import roi_align  # type: ignore[import-untyped]
+from torchvision.ops import nms, roi_align  # type: ignore[import-untyped]
 
 from xmodal import __version__
 from xmodal.detection.region_arrays import DetectorWords, Regions
@@ -34,10 +34,12 @@ from xmodal.detectors.small_faster_rcnn import TRAINING
 from xmodal.errors import UserError
 from xmodal.features.weight_files import WRONG, reproducible
 
-STRIDE, GRID = 4, 7  # pixels of a position of the maps; positions of a region's square
+STRIDES, GRID = (2, 4), 7  # pixels of a position of the maps; positions of a side of a region's square
 EMBEDDED, ATTRIBUTE_WIDTH = 32, 64
+OVERLAP = 0.5  # more of it is one thing
 MIDDLE, SPREAD = 128.0, 64.0  # of a pixel's values
 BOX_WEIGHTS = (10.0, 10.0, 5.0, 5.0)
+Maps = tuple[Tensor, Tensor]  # fine and coarse, (B, channels, H, W)
 Target = dict[str, Tensor]  # boxes (K, 4) in pixels of the network, labels (K,), attributes (K, A) of 0 and 1
 
 
@@ -48,10 +50,10 @@ class SmallConfig:
     classes: tuple[str, ...]
     attributes: tuple[str, ...]
     side: int = 128  # to which the longer side of a picture is resized
-    width: int = 16  # of the first convolution; that of the maps is four times it
+    width: int = 14  # of the first convolution; that of the last one is four times it
     feature: int = 128
-    anchors: tuple[float, ...] = (0.16, 0.24, 0.34)  # their sides, as shares of `side`
-    proposals: int = 50  # regions of a picture at most
+    anchors: tuple[float, ...] = (0.13, 0.19, 0.27)  # their sides, as shares of `side`
+    proposals: int = 20  # regions of a picture at most
 
     def __post_init__(self) -> None:
         bounds = {"side": 2048, "width": 256, "feature": 4096, "proposals": 1000}
@@ -76,8 +78,8 @@ class SmallNetwork(nn.Module):
     def __init__(self, config: SmallConfig, regions: int = 16) -> None:
         super().__init__()
         width, classes, attributes = 4 * config.width, len(config.classes) + 1, len(config.attributes) + 1
-        self.backbone = nn.Sequential(
-            *_convolution(3, config.width, 2),
+        self.fine = nn.Sequential(*_convolution(3, config.width, 2))
+        self.coarse = nn.Sequential(
             *_convolution(config.width, 2 * config.width, 2),
             *_convolution(2 * config.width, width),
             *_convolution(width, width),
@@ -87,7 +89,7 @@ class SmallNetwork(nn.Module):
         head = RPNHead(width, len(config.anchors))
         before = {name: 4 * count for name, count in kept.items()}
         self.rpn = RegionProposalNetwork(anchors, head, 0.6, 0.3, 64, 0.5, before, kept, 0.7)
-        self.to_feature = nn.Linear(width * GRID**2, config.feature, bias=False)
+        self.to_feature = nn.Linear((width + config.width) * GRID**2, config.feature, bias=False)
         self.normal = nn.BatchNorm1d(config.feature)
         self.to_class, self.to_boxes = nn.Linear(config.feature, classes), nn.Linear(config.feature, 4 * classes)
         self.of_class = nn.Embedding(classes, EMBEDDED)
@@ -99,15 +101,13 @@ class SmallNetwork(nn.Module):
         self.sampling = RoIHeads(nothing, nothing, nothing, 0.5, 0.5, regions, 0.5, BOX_WEIGHTS, 0.0, 0.5, 1)
 
     def losses(self, pixels_B3SS: Tensor, sizes: list[tuple[int, int]], targets: list[Target]) -> dict[str, Tensor]:
-        """`sizes` are heights and widths. A region without attributes says nothing of them."""
-        maps = self.backbone(pixels_B3SS)
-        proposals, found = self.rpn(ImageList(pixels_B3SS, sizes), {"0": maps}, targets)
+        """`sizes` are heights and widths. A picture has a region at least; one without attributes says none."""
+        maps = self.maps(pixels_B3SS)
+        proposals, found = self.rpn(ImageList(pixels_B3SS, sizes), _halved(maps), targets)
         proposals, places, labels, deltas = self.sampling.select_training_samples(proposals, targets)
         features_KD = self._features(maps, proposals)
         label_K = torch.cat(labels)
-        told = zip(targets, places, strict=True)
-        # A picture without regions has place 0 for its background, which is no row: hence one more.
-        said_KA = torch.cat([functional.pad(target["attributes"], (0, 0, 0, 1))[place] for target, place in told])
+        said_KA = torch.cat([one["attributes"][place] for one, place in zip(targets, places, strict=True)])
         classes, boxes = fastrcnn_loss(self.to_class(features_KD), self.to_boxes(features_KD), labels, deltas)
         known_K = (label_K > 0) & (said_KA.sum(1) > 0)
         attributes = self._attributes(features_KD[known_K], label_K[known_K])
@@ -119,12 +119,16 @@ class SmallNetwork(nn.Module):
             "attributes": -(said_KA * attributes.log_softmax(1)).sum() / max(1, len(said_KA)),
         }
 
-    def propose(self, pixels_13SS: Tensor, maps: Tensor, size: tuple[int, int]) -> Tensor:
-        found, _ = self.rpn(ImageList(pixels_13SS, [size]), {"0": maps})
+    def maps(self, pixels_B3SS: Tensor) -> Maps:
+        fine = self.fine(pixels_B3SS)
+        return fine, self.coarse(fine)
+
+    def propose(self, pixels_13SS: Tensor, maps: Maps, size: tuple[int, int]) -> Tensor:
+        found, _ = self.rpn(ImageList(pixels_13SS, [size]), _halved(maps))
         boxes_K4: Tensor = found[0]
         return boxes_K4
 
-    def look(self, maps: Tensor, boxes_K4: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def look(self, maps: Maps, boxes_K4: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Features, probabilities of classes and of attributes, and the boxes of the most probable classes."""
         features_KD = self._features(maps, [boxes_K4])
         classes_KC = self.to_class(features_KD)
@@ -135,13 +139,21 @@ class SmallNetwork(nn.Module):
         boxes_K4 = self.sampling.box_coder.decode_single(deltas_K4, boxes_K4)
         return features_KD, classes_KC.softmax(1), attributes_KA, boxes_K4
 
-    def _features(self, maps: Tensor, boxes: list[Tensor]) -> Tensor:
-        squares = roi_align(maps, boxes, GRID, 1 / STRIDE, 1, aligned=True)
-        return functional.relu(self.normal(self.to_feature(squares.flatten(1))))
+    def _features(self, maps: Maps, boxes: list[Tensor]) -> Tensor:
+        squares = [
+            roi_align(each, boxes, GRID, 1 / stride, 1, aligned=True).flatten(1)
+            for each, stride in zip(maps, STRIDES, strict=True)
+        ]
+        return functional.relu(self.normal(self.to_feature(torch.cat(squares, 1))))
 
     def _attributes(self, features_KD: Tensor, class_K: Tensor) -> Tensor:
         found: Tensor = self.to_attribute(torch.cat([features_KD, self.of_class(class_K)], 1))
         return found
+
+
+def _halved(maps: Maps) -> dict[str, Tensor]:
+    """Maps for proposals, which need no more than a stride of 8."""
+    return {"0": functional.avg_pool2d(maps[1], 2)}
 
 
 def _convolution(into: int, out: int, stride: int = 1) -> tuple[nn.Module, ...]:
@@ -199,7 +211,7 @@ class SmallDetector:
         height, width = image.shape[:2]
         small, scale_4 = seen(image, self.config.side)
         pixels_13SS = batch_of([small], self.config.side).to(self.device)
-        maps = self.network.backbone(pixels_13SS)
+        maps = self.network.maps(pixels_13SS)
         if given_K4 is None:
             boxes_K4 = self.network.propose(pixels_13SS, maps, small.shape[:2])
         else:
@@ -214,8 +226,7 @@ class SmallDetector:
             classes,
             attributes if self.config.attributes else None,
         )
-        has_area = (found.boxes_K4[:, 2:] > found.boxes_K4[:, :2]).all(axis=1)
-        return found if given_K4 is not None else found[np.flatnonzero(has_area)]
+        return found if given_K4 is not None else found[_best_of_each_place(found)]
 
     def provenance(self) -> Mapping[str, Any]:
         settings = {name: value for name, value in asdict(self.config).items() if name not in ("classes", "attributes")}
@@ -236,6 +247,15 @@ def drawn_network(seed: int) -> tuple[SmallConfig, SmallNetwork]:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed % 2**63)
         return config, SmallNetwork(config).eval()
+
+
+def _best_of_each_place(found: Regions) -> NDArray[np.int64]:
+    """Places of regions with an area that no likelier thing covers, whatever its class, the likeliest first."""
+    assert found.class_scores_KC is not None
+    boxes_K4 = torch.from_numpy(found.boxes_K4)
+    kept = nms(boxes_K4, torch.from_numpy(found.class_scores_KC[:, 1:].max(axis=1, initial=0)), OVERLAP)
+    has_area_K = (boxes_K4[:, 2:] > boxes_K4[:, :2]).all(dim=1)
+    return np.asarray(kept[has_area_K[kept]].numpy())
 
 
 def weights_file(config: SmallConfig, network: SmallNetwork) -> bytes:
