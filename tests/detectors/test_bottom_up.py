@@ -1,6 +1,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torchvision.ops import roi_pool
 from tests.detectors.bottom_up_checkpoints import ATTRIBUTES, CLASSES, LAYOUTS, WIDTH, port_state, write
 from tests.detectors.slow_bottom_up import Seen, SlowBottomUp, anchors_of_caffe, anchors_of_detectron2
 from xmodal.detection.region_selection import confidences, select
-from xmodal.detectors import bottom_up, module_of
+from xmodal.detectors import _bottom_up_network, bottom_up, module_of
 from xmodal.detectors._bottom_up_network import (
     AIRSPLAY,
     CAFFE,
@@ -73,6 +74,24 @@ def test_every_layout_gives_what_its_makers_code_gives(checkpoint: Checkpoint) -
     assert found.class_scores_KC.shape == (len(found), CLASSES + 1)
     assert found.attribute_scores_KA.shape == (len(found), ATTRIBUTES + 1)
     assert (detector.width, found.size) == (32 * WIDTH, (70, 48))
+
+
+@pytest.mark.parametrize(
+    "most", [10, 300]
+)  # fewer than there are, and more: among ten, a row too many at the end would not show
+def test_proposals_are_limited_before_and_after_they_are_compared(
+    most: int, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small pictures have fewer than 6,000 candidates; by lower limits the order of all steps shows."""
+    monkeypatch.setattr(_bottom_up_network, "RANKED", 100)
+    network = small(loaded(checkpoint.file)).network
+    network = replace(network, family=replace(network.family, proposals=most))
+    pixels, scales = network.prepare(picture())
+    found = network.propose(network.maps(pixels), (pixels.shape[2], pixels.shape[3]), scales)
+    slow = SlowBottomUp(checkpoint.layout, port_state(checkpoint.layout), ranked=100, most=most)
+    wanted = slow.look(pixels, float(scales[0])).boxes
+    assert len(wanted) == most or 10 < len(wanted) < len(checkpoint.wanted.boxes)
+    np.testing.assert_allclose(found, wanted, atol=1e-3)
 
 
 def test_background_and_no_attribute_are_column_0(checkpoint: Checkpoint) -> None:
@@ -174,7 +193,6 @@ def bare(family: Family = CAFFE) -> BottomUpNetwork:
 
 
 def test_pixels_are_resized_as_opencv_does() -> None:
-    cv2 = pytest.importorskip("cv2")
     for height, width in ((375, 500), (333, 500), (640, 427), (120, 480), (48, 70), (700, 900)):
         image = picture(height, width)
         scale = 600 / min(height, width)
