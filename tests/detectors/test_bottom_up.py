@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torchvision.ops import roi_pool
 
 from tests.detectors.bottom_up_checkpoints import ATTRIBUTES, CLASSES, LAYOUTS, WIDTH, port_state, write
@@ -203,6 +204,29 @@ def test_pixels_are_resized_as_opencv_does() -> None:
         pixels, scales = bare().prepare(image)
         assert scales.tolist() == pytest.approx([scale] * 4)
         np.testing.assert_allclose(pixels[0].permute(1, 2, 0), wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [(1200, 1600), (375, 500), (900, 2000), (265, 530)])
+def test_pixels_are_resized_as_airsplays_demos_do(size: tuple[int, int]) -> None:
+    """Pillow resizes bytes, and averages where it shrinks; then the mean is subtracted."""
+    image = picture(*size)
+    shorter, longest = 800.0, 800 / min(size) * max(size)
+    if longest > 1333:
+        shorter, longest = shorter * (1333 / longest), 1333
+    height, width = int(shorter + 0.5), int(longest + 0.5)
+    wanted = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))[:, :, ::-1]
+    pixels, scales = bare(AIRSPLAY).prepare(image)
+    np.testing.assert_allclose(pixels[0].permute(1, 2, 0), wanted - np.array(AIRSPLAY.mean), atol=1e-4)
+    np.testing.assert_allclose(scales, [width / size[1], height / size[0]] * 2, rtol=1e-6)
+
+
+def test_lines_of_a_large_picture_turn_grey_by_airsplays_way_alone() -> None:
+    image = np.zeros((2400, 2400, 3), np.uint8)
+    image[:, ::3] = 240  # a third of what is seen
+    for family, wanted in ((AIRSPLAY, 80), (replace(CAFFE, shorter_side=800), 0)):
+        pixels, _ = bare(family).prepare(image)
+        seen = pixels[0, :, 400, 5:-5] + torch.tensor(family.mean)[:, None]
+        np.testing.assert_allclose(seen, wanted, atol=1)
 
 
 def test_pixels_are_resized_by_the_definition() -> None:
