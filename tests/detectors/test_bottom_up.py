@@ -62,7 +62,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def test_every_layout_gives_what_its_makers_code_gives(checkpoint: Checkpoint) -> None:
     """Against a slow network in double precision, which keeps each maker's own order of rows."""
     detector, wanted = small(loaded(checkpoint.file)), checkpoint.wanted
-    assert detector.provenance()["layout"] == checkpoint.layout
+    about = detector.provenance()
+    assert about["layout"] == checkpoint.layout
+    assert ("antialiased" in about["preprocessing"]["interpolation"]) == (checkpoint.layout == "airsplay")
     found = detector.extract([picture()])[0]
     assert len(found) == len(wanted.boxes) > 20
     assert found.class_scores_KC is not None

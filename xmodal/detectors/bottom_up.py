@@ -142,5 +142,6 @@ class BottomUp:
             **self.told,
             "proposals": family.proposals,
             "preprocessing": {"mean": family.mean, "interpolation": interpolation, "colours": "BGR"} | sides,
-            "versions": {name: version(name) for name in ("numpy", "torch", "torchvision")} | {"xmodal": __version__},
+            "versions": {name: version(name) for name in ("numpy", "pillow", "torch", "torchvision")}
+            | {"xmodal": __version__},
         }
