@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
@@ -28,6 +28,7 @@ class Facts:
     most: int
     deltas: Box
     background: int
+    ranked: int = 6000  # proposals that are compared
 
 
 def anchors_of_caffe() -> tuple[Box, ...]:
@@ -74,8 +75,8 @@ class Seen:
 
 
 class SlowBottomUp:
-    def __init__(self, layout: str, state: Mapping[str, NDArray[np.float32]]) -> None:
-        self.layout, self.facts = layout, FACTS[layout]
+    def __init__(self, layout: str, state: Mapping[str, NDArray[np.float32]], **other: int) -> None:
+        self.layout, self.facts = layout, replace(FACTS[layout], **other)
         self.state = {name: torch.from_numpy(values).double() for name, values in state.items()}
 
     def look(self, pixels: Tensor, scale: float) -> Seen:
@@ -133,7 +134,7 @@ class SlowBottomUp:
         return rows @ self.state[f"{name}.weight"].T + self.state[f"{name}.bias"]
 
     def _proposals(self, maps: Tensor, height: int, width: int, scale: float) -> list[Box]:
-        """Caffe filters, takes the best 6,000, then suppresses; detectron2 takes the best first."""
+        """Caffe filters, takes the best, then suppresses; detectron2 takes the best first."""
         rpn = "proposal_generator.rpn_head"
         hidden = functional.conv2d(maps, self.state[f"{rpn}.conv.weight"], self.state[f"{rpn}.conv.bias"], padding=1)
         scores, deltas = (
@@ -157,9 +158,9 @@ class SlowBottomUp:
             return right - left + more >= least and bottom - top + more >= least
 
         if more:
-            found = sorted(filter(is_large, found), key=lambda scored: -scored[0])[:6000]
+            found = sorted(filter(is_large, found), key=lambda scored: -scored[0])[: self.facts.ranked]
         else:
-            found = list(filter(is_large, sorted(found, key=lambda scored: -scored[0])[:6000]))
+            found = list(filter(is_large, sorted(found, key=lambda scored: -scored[0])[: self.facts.ranked]))
         kept = list[Box]()
         for _, box in found:
             if all(overlap(box, other, more) <= 0.7 for other in kept):

@@ -1,16 +1,18 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import cv2
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torchvision.ops import roi_pool
 
 from tests.detectors.bottom_up_checkpoints import ATTRIBUTES, CLASSES, LAYOUTS, WIDTH, port_state, write
 from tests.detectors.slow_bottom_up import Seen, SlowBottomUp, anchors_of_caffe, anchors_of_detectron2
 from xmodal.detection.region_selection import confidences, select
-from xmodal.detectors import bottom_up, module_of
+from xmodal.detectors import _bottom_up_network, bottom_up, module_of
 from xmodal.detectors._bottom_up_network import (
     AIRSPLAY,
     CAFFE,
@@ -60,7 +62,9 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 def test_every_layout_gives_what_its_makers_code_gives(checkpoint: Checkpoint) -> None:
     """Against a slow network in double precision, which keeps each maker's own order of rows."""
     detector, wanted = small(loaded(checkpoint.file)), checkpoint.wanted
-    assert detector.provenance()["layout"] == checkpoint.layout
+    about = detector.provenance()
+    assert about["layout"] == checkpoint.layout
+    assert ("antialiased" in about["preprocessing"]["interpolation"]) == (checkpoint.layout == "airsplay")
     found = detector.extract([picture()])[0]
     assert len(found) == len(wanted.boxes) > 20
     assert found.class_scores_KC is not None
@@ -73,6 +77,24 @@ def test_every_layout_gives_what_its_makers_code_gives(checkpoint: Checkpoint) -
     assert found.class_scores_KC.shape == (len(found), CLASSES + 1)
     assert found.attribute_scores_KA.shape == (len(found), ATTRIBUTES + 1)
     assert (detector.width, found.size) == (32 * WIDTH, (70, 48))
+
+
+@pytest.mark.parametrize(
+    "most", [10, 300]
+)  # fewer than there are, and more: among ten, a row too many at the end would not show
+def test_proposals_are_limited_before_and_after_they_are_compared(
+    most: int, checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small pictures have fewer than 6,000 candidates; by lower limits the order of all steps shows."""
+    monkeypatch.setattr(_bottom_up_network, "RANKED", 100)
+    network = small(loaded(checkpoint.file)).network
+    network = replace(network, family=replace(network.family, proposals=most))
+    pixels, scales = network.prepare(picture())
+    found = network.propose(network.maps(pixels), (pixels.shape[2], pixels.shape[3]), scales)
+    slow = SlowBottomUp(checkpoint.layout, port_state(checkpoint.layout), ranked=100, most=most)
+    wanted = slow.look(pixels, float(scales[0])).boxes
+    assert len(wanted) == most or 10 < len(wanted) < len(checkpoint.wanted.boxes)
+    np.testing.assert_allclose(found, wanted, atol=1e-3)
 
 
 def test_background_and_no_attribute_are_column_0(checkpoint: Checkpoint) -> None:
@@ -174,7 +196,6 @@ def bare(family: Family = CAFFE) -> BottomUpNetwork:
 
 
 def test_pixels_are_resized_as_opencv_does() -> None:
-    cv2 = pytest.importorskip("cv2")
     for height, width in ((375, 500), (333, 500), (640, 427), (120, 480), (48, 70), (700, 900)):
         image = picture(height, width)
         scale = 600 / min(height, width)
@@ -185,6 +206,29 @@ def test_pixels_are_resized_as_opencv_does() -> None:
         pixels, scales = bare().prepare(image)
         assert scales.tolist() == pytest.approx([scale] * 4)
         np.testing.assert_allclose(pixels[0].permute(1, 2, 0), wanted, atol=1e-3)
+
+
+@pytest.mark.parametrize("size", [(1200, 1600), (375, 500), (900, 2000), (265, 530)])
+def test_pixels_are_resized_as_airsplays_demos_do(size: tuple[int, int]) -> None:
+    """Pillow resizes bytes, and averages where it shrinks; then the mean is subtracted."""
+    image = picture(*size)
+    shorter, longest = 800.0, 800 / min(size) * max(size)
+    if longest > 1333:
+        shorter, longest = shorter * (1333 / longest), 1333
+    height, width = int(shorter + 0.5), int(longest + 0.5)
+    wanted = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))[:, :, ::-1]
+    pixels, scales = bare(AIRSPLAY).prepare(image)
+    np.testing.assert_allclose(pixels[0].permute(1, 2, 0), wanted - np.array(AIRSPLAY.mean), atol=1e-4)
+    np.testing.assert_allclose(scales, [width / size[1], height / size[0]] * 2, rtol=1e-6)
+
+
+def test_lines_of_a_large_picture_turn_grey_by_airsplays_way_alone() -> None:
+    image = np.zeros((2400, 2400, 3), np.uint8)
+    image[:, ::3] = 240  # a third of what is seen
+    for family, wanted in ((AIRSPLAY, 80), (replace(CAFFE, shorter_side=800), 0)):
+        pixels, _ = bare(family).prepare(image)
+        seen = pixels[0, :, 400, 5:-5] + torch.tensor(family.mean)[:, None]
+        np.testing.assert_allclose(seen, wanted, atol=1)
 
 
 def test_pixels_are_resized_by_the_definition() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -18,6 +19,7 @@ from xmodal.detectors import edge_box_proposals, module_of
 from xmodal.detectors.edge_box_proposals import EdgeBoxProposals, caffe_state, edge_boxes, load
 from xmodal.errors import UserError
 from xmodal.features.weight_files import weights_sha256
+from xmodal.raw.caffe_files import is_caffemodel
 
 SCENE = draw(next(scenes(World(items=1, image_size=64))))
 BOXES = np.array([[3, 5, 40, 60], [0, 0, 63, 47], [20.5, 10.25, 22, 12]], np.float32)
@@ -66,8 +68,6 @@ def test_a_picture_without_edges_has_a_valid_empty_result(size: tuple[int, int],
 
 
 def test_results_of_opencv_4_and_5_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    import cv2
-
     class Finder:
         def __init__(self, scores: Any) -> None:
             self.scores = scores
@@ -108,10 +108,23 @@ def slow_features(
 
 
 def resized(image_HW3: NDArray[np.uint8], mean: Any, deviation: Any) -> tuple[torch.Tensor, float]:
-    pixels = (torch.from_numpy(image_HW3.astype("f4")) - torch.tensor(mean)) / torch.tensor(deviation)
+    pixels = (image_HW3.astype("f4") - mean) / deviation
     scale = min(121 / min(image_HW3.shape[:2]), 201 / max(image_HW3.shape[:2]))
-    size = [round(side * scale) for side in image_HW3.shape[:2]]
-    return functional.interpolate(pixels.permute(2, 0, 1)[None], size=size, mode="bilinear")[0], scale
+    resized = cv2.resize(pixels, None, None, fx=scale, fy=scale, interpolation=cv2.INTER_LINEAR)
+    return torch.from_numpy(resized).permute(2, 0, 1), scale
+
+
+@pytest.mark.parametrize("size", [(375, 500), (333, 500), (120, 480), (427, 640), (900, 700)])
+def test_pixels_are_resized_as_opencv_does(size: tuple[int, int], vgg16: EdgeBoxProposals) -> None:
+    """A pixel is a scale away from the next, though whole pixels are a little less or more than that."""
+    coarse = np.random.default_rng(0).integers(0, 256, (size[0] // 6 + 1, size[1] // 6 + 1, 3), np.uint8)
+    image = coarse.repeat(6, 0).repeat(6, 1)[: size[0], : size[1]]
+    scale = min(600 / min(size), 1000 / max(size))
+    centred = (image[:, :, ::-1] - np.array([102.9801, 115.9465, 122.7717])).astype("f4")
+    wanted = cv2.resize(centred, None, None, fx=scale, fy=scale, interpolation=cv2.INTER_LINEAR)
+    pixels, found = replace(vgg16, is_caffe=True)._pixels(image)
+    assert found == scale
+    np.testing.assert_allclose(pixels[0].permute(1, 2, 0), wanted, atol=1e-3)
 
 
 @pytest.mark.usefixtures("small_pictures")
@@ -205,9 +218,18 @@ def test_a_caffemodel_of_another_network_is_refused(tmp_path: Path) -> None:
     file = caffemodel(tmp_path / "x.caffemodel", small)
     with pytest.raises(UserError, match=r"x\.caffemodel are no state_dict of a vgg16: it lacks layer conv1_2"):
         load("vgg16", f"sha256:{weights_sha256(file)}", {"detector": file}, "cpu")
+    renamed = file.rename(tmp_path / "x.bin")  # what a file begins with says what it is
+    with pytest.raises(UserError, match=r"x\.bin are no state_dict of a vgg16: it lacks layer conv1_2"):
+        load("vgg16", f"sha256:{weights_sha256(renamed)}", {"detector": renamed}, "cpu")
     small["conv1_1"][0] = np.ones((8, 3, 3, 3), "f4")
     with pytest.raises(ValueError, match="cannot reshape"):
         caffe_state("vgg16", caffemodel(file, small))
+
+
+def test_a_file_of_torch_is_no_caffemodel_however_it_is_called(tmp_path: Path) -> None:
+    for is_zip in (True, False):
+        torch.save({"a": torch.ones(1)}, tmp_path / "x.caffemodel", _use_new_zipfile_serialization=is_zip)
+        assert not is_caffemodel(tmp_path / "x.caffemodel")
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,17 @@ def test_what_is_no_tsv_of_regions_is_refused(data: bytes, tmp_path: Path) -> No
         open_regions(tmp_path / "x.tsv")
 
 
+def test_a_part_of_a_tsv_is_one_and_no_other_file_of_such_a_name(tmp_path: Path) -> None:
+    """Public ones are in parts; an array beside a .tsv may be called after it."""
+    path = tsv(tmp_path / "test2014.tsv.0", [fields_of(picture) for picture in MANY if len(picture.boxes_K4)])
+    source = open_regions(path)
+    assert source is not None
+    assert len(source.ids) == 3
+    for name in ("x.tsv.npy", "x.tsv.gz", "x.tsv.0.bak"):
+        assert open_regions(path.rename(tmp_path / name)) is None
+        path = tmp_path / name
+
+
 def test_a_large_tsv_is_never_held_as_a_whole(tmp_path: Path) -> None:
     wide = PictureRegions("x", np.ones((36, 4), "f4"), np.ones((36, 2048), "f4"), (640, 480))
     fields = fields_of(wide)

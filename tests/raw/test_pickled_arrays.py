@@ -93,6 +93,22 @@ def test_a_pickle_cannot_change_what_reads_it(what: bytes, state: bytes, tmp_pat
     assert read(pickle.dumps(ARRAYS), tmp_path).keys() == ARRAYS.keys()
 
 
+ORDERED = b"ccollections\nOrderedDict\n)R"
+
+
+@pytest.mark.parametrize("name", [b"items", b"get", b"keys", b"__class__"])
+def test_attributes_that_a_pickle_gives_a_mapping_change_nothing(name: bytes, tmp_path: Path) -> None:
+    changed = ORDERED + b"}X" + len(name).to_bytes(4, "little") + name + b"K\x01sb"
+    assert read(b"\x80\x02" + changed + b".", tmp_path) == {}
+    assert read(b"\x80\x02}X\x05\x00\x00\x00model" + changed + b"s.", tmp_path) == {}
+
+
+def test_an_array_that_was_never_filled_is_refused(tmp_path: Path) -> None:
+    """Made by `__new__` alone, without `__init__`."""
+    with pytest.raises(UserError, match="refused"):
+        read(b"\x80\x02}X\x01\x00\x00\x00acnumpy\nndarray\n)\x81s.", tmp_path)
+
+
 def array(dtype: bytes, shape: bytes, data: bytes, flags: bytes = b"K\x00") -> bytes:
     return (
         b"\x80\x03}X\x01\x00\x00\x00acnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R"

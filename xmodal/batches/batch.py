@@ -1,6 +1,6 @@
 """A batch: padded items in streams of pairs. Shapes: B rows, L positions, V visual rows, T text rows, P pairs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 ANNOTATED, UNANNOTATED = "annotated", "unannotated"
 
@@ -60,6 +61,11 @@ class Padded:
     def average(self) -> Tensor:
         """(B, D): the mean of each row's real positions."""
         return self.zero_padded().sum(dim=1) / self.mask.sum(dim=1, keepdim=True)
+
+    def packed(self, embed: Callable[[Tensor], Tensor]) -> PackedSequence:
+        """The vector of each token (B, L), without padding, as recurrent networks read them."""
+        ids = pack_padded_sequence(self.values, self.lengths, batch_first=True, enforce_sorted=False)
+        return PackedSequence(embed(ids.data), ids.batch_sizes, ids.sorted_indices, ids.unsorted_indices)
 
     def __len__(self) -> int:
         return self.values.shape[0]

@@ -76,6 +76,13 @@ def gather_padded(items: Padded) -> Padded:
     return Padded(gather(values), gather(items.lengths.to(values.device)).cpu())
 
 
+def compare_gathered(compare: Callable[[Tensor, Tensor], Tensor], visual: Tensor, text: Tensor) -> Tensor:
+    """(V, T): how similar the rows of all processes are."""
+    visual, text = gather(visual), gather(text)
+    with torch.autocast(visual.device.type, enabled=False):  # a margin is finer than half precision
+        return compare(visual.float(), text.float())
+
+
 def gather_pairs(stream: Stream) -> Tensor:
     """(P, 2): the positives of all processes, as rows of what `gather` gives; a borrowed row is one pair."""
     rows = torch.tensor([len(stream.visual), len(stream.text)], device=stream.positives.device)

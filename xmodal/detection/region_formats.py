@@ -9,6 +9,7 @@ HDF5 has features and boxes of all regions one after another, and `offsets`, whe
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,6 +41,7 @@ from xmodal.features.foreign_formats import (
 )
 
 SCAN, BOXES, SIZES = "_ims.npy", "_bbx.npy", "_size.npy"  # of endings of names; the last two follow x_ims
+TSV = re.compile(r".+\.tsv(\.\d+)?")  # the makers' own are in parts, x.tsv.0, x.tsv.1, …
 SIDES = np.dtype([("image_w", "<i4"), ("image_h", "<i4")])
 Pictures = Callable[[range], Iterator[PictureRegions]]
 
@@ -68,7 +70,7 @@ class ForeignRegions:
 def open_regions(path: Path, ids: Path | None = None) -> ForeignRegions | None:
     """Looks at files of regions; None for what holds features without boxes. `ids` is a file of one id a line."""
     found = None
-    if ".tsv" in path.suffixes and path.is_file():
+    if TSV.fullmatch(path.name) and path.is_file():
         if ids:
             raise UserError(f"{path}: its lines begin with the ids: leave out --ids")
         names, width, read = look_at_tsv(path)

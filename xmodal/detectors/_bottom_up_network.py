@@ -13,9 +13,12 @@ from math import log, sqrt
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 from torchvision.ops import nms, roi_align, roi_pool  # type: ignore[import-untyped]
+
+from xmodal.detectors._scaled_pixels import scaled
 
 Depths = tuple[int, int, int, int]
 DEPTHS: Depths = (3, 4, 23, 3)  # blocks of the stages res2 to res5 of a ResNet-101
@@ -49,7 +52,7 @@ class Family:
     mean: tuple[float, float, float] = (102.9801, 115.9465, 122.7717)  # blue, green, red
     shorter_side: int = 600
     longest_side: int = 1000
-    exact_scale: bool = True  # pixels are a scale apart, as by cv2.resize(fx=…), not old over new sides
+    exact_scale: bool = True  # floats are resized, a scale apart; else whole colours, old over new sides apart
     last_pixel: bool = True  # proposals have their last pixel as right and bottom, and small ones go before ranking
     last_pixel_refined: bool = True  # the same where a class refines a box
     paired_objectness: bool = True  # a softmax of background and object, not a logit
@@ -109,21 +112,31 @@ class BottomUpNetwork:
 
     def prepare(self, image_HW3: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
         """Pixels as the network takes them, (1, 3, H, W), and the factors of a picture's boxes, (4,)."""
-        family, (height, width) = self.family, image_HW3.shape[:2]
-        scale = family.shorter_side / min(height, width)
-        longest = scale * max(height, width)
-        if (round(longest) if family.exact_scale else longest) > family.longest_side:
-            scale = family.longest_side / max(height, width)
-        rounded = round if family.exact_scale else _half_up
-        new_height, new_width = (max(THINNEST, rounded(side * scale)) for side in (height, width))
-        across, down = (scale, scale) if family.exact_scale else (new_width / width, new_height / height)
+        return self._scaled(image_HW3) if self.family.exact_scale else self._antialiased(image_HW3)
+
+    def _scaled(self, image_HW3: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+        """The mean is subtracted, then floats are resized, as by cv2.resize(fx=…)."""
+        family = self.family
         centred_HW3 = np.subtract(image_HW3[:, :, ::-1], family.mean).astype(np.float32)
-        pixels_13HW = torch.from_numpy(centred_HW3).to(self.anchors_A4.device).permute(2, 0, 1)[None].double()
-        # cv2.resize(fx=…) rounds the size and keeps the scale, which torch.nn.functional.interpolate cannot; places of
-        # pixels need double precision, as edges else differ from OpenCV's by hundredths
-        sides = [new_height, new_width]
-        resized_13HW = torch.ops.aten.upsample_bilinear2d(pixels_13HW, sides, False, down, across).float()
-        return resized_13HW, resized_13HW.new_tensor([across, down, across, down])
+        pixels_HW3 = torch.from_numpy(centred_HW3).to(self.anchors_A4.device)
+        pixels_13HW, scale = scaled(pixels_HW3, family.shorter_side, family.longest_side, THINNEST)
+        return pixels_13HW, pixels_13HW.new_tensor([scale] * 4)
+
+    def _antialiased(self, image_HW3: NDArray[np.uint8]) -> tuple[Tensor, Tensor]:
+        """Pillow resizes whole colours, averaging where it shrinks, then the mean is subtracted.
+
+        airsplay/py-bottom-up-attention@85ec9b7:detectron2/data/transforms/transform_gen.py, which its demos use.
+        """
+        family, sides_2 = self.family, np.array(image_HW3.shape[:2])
+        wanted_2 = sides_2 * (family.shorter_side / sides_2.min())
+        wanted_2[sides_2.argmin()] = family.shorter_side  # exactly, as sides that end in a half are rounded up
+        wanted_2 = wanted_2 * min(1, family.longest_side / wanted_2.max())
+        height, width = (max(THINNEST, int(side + 0.5)) for side in wanted_2)
+        image = Image.fromarray(image_HW3).resize((width, height), Image.Resampling.BILINEAR)
+        centred_HW3 = np.subtract(np.asarray(image)[:, :, ::-1], family.mean).astype(np.float32)
+        pixels_13HW = torch.from_numpy(centred_HW3).to(self.anchors_A4.device).permute(2, 0, 1)[None]
+        down, across = (height, width) / sides_2
+        return pixels_13HW, pixels_13HW.new_tensor([across, down, across, down])
 
     def maps(self, pixels_13HW: Tensor) -> Tensor:
         """The output of res4, (1, D, H / 16, W / 16)."""
@@ -224,7 +237,3 @@ def refine(boxes_N4: Tensor, deltas_N4: Tensor, weights: tuple[float, ...], last
     middles_N2 = deltas_N4[:, :2] * sides_N2 + middles_N2
     sides_N2 = deltas_N4[:, 2:].clamp(max=LARGEST).exp() * sides_N2
     return torch.cat([middles_N2 - 0.5 * sides_N2, middles_N2 + 0.5 * sides_N2], 1)
-
-
-def _half_up(number: float) -> int:
-    return int(number + 0.5)

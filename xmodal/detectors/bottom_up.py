@@ -135,11 +135,13 @@ class BottomUp:
 
     def provenance(self) -> dict[str, Any]:
         family = self.network.family
+        interpolation = "bilinear" if family.exact_scale else "bilinear, antialiased"
         sides = {"shorter_side": family.shorter_side, "longest_side": family.longest_side}
         return {
             "network": "bottom_up/refined" if self.is_refined else "bottom_up",
             **self.told,
             "proposals": family.proposals,
-            "preprocessing": {"mean": family.mean, "interpolation": "bilinear", "colours": "BGR"} | sides,
-            "versions": {name: version(name) for name in ("numpy", "torch", "torchvision")} | {"xmodal": __version__},
+            "preprocessing": {"mean": family.mean, "interpolation": interpolation, "colours": "BGR"} | sides,
+            "versions": {name: version(name) for name in ("numpy", "pillow", "torch", "torchvision")}
+            | {"xmodal": __version__},
         }

@@ -4,6 +4,10 @@ detectron2 is not on the Python package index, so it is no extra: whoever has it
 are the means of the last stage for C4 configs, 2048 wide, and the head's 1024 numbers for FPN configs. Boxes are
 regressed for their best class.
 
+Its tests of networks need detectron2. They passed by facebookresearch/detectron2@02b5c4e with torch 2.14 on a CPU and
+random weights: R50-FPN is 1024 wide, R50-C4 2048, regions are finite, and given boxes are kept. Its model_zoo needs
+pkg_resources, which setuptools has below 81.
+
 Shapes: K proposals, C columns: the background, then the classes.
 """
 

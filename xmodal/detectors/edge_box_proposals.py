@@ -22,7 +22,7 @@ from xmodal.errors import UserError, extra_needed
 from xmodal.features import torchvision_models
 from xmodal.features.weight_files import OF_FILE, check_device, check_weights_name, reproducible
 from xmodal.media.images import DEVIATION, MEAN
-from xmodal.raw.caffe_files import read_caffemodel
+from xmodal.raw.caffe_files import is_caffemodel, read_caffemodel
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,7 +101,7 @@ def load(name: str, weights: str, files: Mapping[str, Path], device: str) -> "Ed
     with extra_needed("train", "networks need torch and torchvision"):
         check_device(device)
     file = files.get("detector")
-    is_caffe = weights.startswith(OF_FILE) and file is not None and file.suffix == ".caffemodel"
+    is_caffe = weights.startswith(OF_FILE) and file is not None and is_caffemodel(file)
     read = partial(caffe_state, name) if is_caffe else None
     weights = "IMAGENET1K_V1" if weights == "published" else weights
     network, digest = torchvision_models.load(name, weights, file, read=read)
@@ -190,18 +190,15 @@ class EdgeBoxProposals:
     def _pixels(self, image_HW3: NDArray[np.uint8]) -> "tuple[Tensor, float]":
         """The resized picture, and by how much it was resized."""
         import torch
-        from torch.nn import functional
 
-        sides = image_HW3.shape[:2]
-        scale = min(SHORTER_SIDE / min(sides), LONGEST_SIDE / max(sides))
+        from xmodal.detectors._scaled_pixels import scaled
+
         pixels = torch.from_numpy(image_HW3.copy()).to(self.device).float()
         if self.is_caffe:
             pixels = pixels.flip(2) - pixels.new_tensor(CAFFE_MEAN)
         else:
             pixels = (pixels / 255 - pixels.new_tensor(MEAN)) / pixels.new_tensor(DEVIATION)
-        size = [max(STRIDE, round(side * scale)) for side in sides]
-        resized = functional.interpolate(pixels.permute(2, 0, 1)[None], size=size, mode="bilinear")
-        return resized, scale
+        return scaled(pixels, SHORTER_SIDE, LONGEST_SIDE, STRIDE)
 
     def provenance(self) -> Mapping[str, Any]:
         preprocessing: dict[str, Any] = {"shorter_side": SHORTER_SIDE, "longest_side": LONGEST_SIDE}

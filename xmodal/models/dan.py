@@ -15,10 +15,10 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pad_packed_sequence
 
 from xmodal.batches.batch import ANNOTATED, Batch, Padded
-from xmodal.batches.distributed import gather, gather_pairs
+from xmodal.batches.distributed import compare_gathered, gather_pairs
 from xmodal.losses.ranking import Negatives, Reduction, ranking_loss
 from xmodal.models import Inputs
 from xmodal.number_rules import one_or_more, zero_or_more
@@ -73,9 +73,7 @@ class DAN(nn.Module):
         return torch.cat(found, dim=1)
 
     def encode_text(self, text: Padded) -> Tensor:
-        ids = pack_padded_sequence(text.values, text.lengths, batch_first=True, enforce_sorted=False)
-        vectors = PackedSequence(self.words(ids.data), ids.batch_sizes, ids.sorted_indices, ids.unsorted_indices)
-        states_BLD = pad_packed_sequence(self.sentence(vectors)[0], batch_first=True)[0]
+        states_BLD = pad_packed_sequence(self.sentence(text.packed(self.words))[0], batch_first=True)[0]
         width = self.config.width
         return self.read(Padded(states_BLD[..., :width] + states_BLD[..., width:], text.lengths))
 
@@ -93,9 +91,8 @@ class DAN(nn.Module):
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         config, stream = self.config, batch.streams[ANNOTATED]
-        visual, text = gather(self.encode_visual(stream.visual)), gather(self.encode_text(stream.text))
-        with torch.autocast(visual.device.type, enabled=False):  # a margin is finer than half precision
-            pairs, similarity_VT = gather_pairs(stream), self.similarity(visual.float(), text.float())
+        visual, text = self.encode_visual(stream.visual), self.encode_text(stream.text)
+        pairs, similarity_VT = gather_pairs(stream), compare_gathered(self.similarity, visual, text)
         return {"ranking": ranking_loss(similarity_VT, pairs, config.margin, config.negatives, config.reduction)}
 
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from xmodal.batches.batch import ANNOTATED, Batch, Padded
-from xmodal.batches.distributed import gather, gather_pairs
+from xmodal.batches.distributed import compare_gathered, gather_pairs
 from xmodal.losses.ranking import Negatives, Reduction, shortfall
 from xmodal.models import Inputs
 from xmodal.number_rules import even, one_or_more, zero_or_more
@@ -60,18 +59,15 @@ class DeViSE(nn.Module):
         return normalize(self.image(visual.average()), dim=1)
 
     def encode_text(self, text: Padded) -> Tensor:
-        ids = pack_padded_sequence(text.values, text.lengths, batch_first=True, enforce_sorted=False)
-        vectors = PackedSequence(self.words(ids.data), ids.batch_sizes, ids.sorted_indices, ids.unsorted_indices)
-        return normalize(torch.cat([*self.sentence(vectors)[1]], dim=1), dim=1)
+        return normalize(torch.cat([*self.sentence(text.packed(self.words))[1]], dim=1), dim=1)
 
     def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
         return visual @ text.T
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         config, stream = self.config, batch.streams[ANNOTATED]
-        visual, text = gather(self.encode_visual(stream.visual)), gather(self.encode_text(stream.text))
-        with torch.autocast(visual.device.type, enabled=False):  # a margin is finer than half precision
-            pairs, similarity_VT = gather_pairs(stream), self.similarity(visual.float(), text.float())
+        visual, text = self.encode_visual(stream.visual), self.encode_text(stream.text)
+        pairs, similarity_VT = gather_pairs(stream), compare_gathered(self.similarity, visual, text)
         return {"ranking": shortfall(similarity_VT, pairs, config.margin, config.negatives, config.reduction)}
 
 

@@ -11,13 +11,11 @@ docs/models.md#order-original says what is built here; VSE++'s variant is a sett
 from dataclasses import dataclass, replace
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from xmodal.batches.batch import ANNOTATED, Batch, Padded
-from xmodal.batches.distributed import gather, gather_pairs
+from xmodal.batches.distributed import compare_gathered, gather_pairs
 from xmodal.losses.ranking import Negatives, order_similarity, ranking_loss
 from xmodal.models import Inputs
 from xmodal.number_rules import one_or_more, zero_or_more
@@ -61,9 +59,7 @@ class OrderEmbeddings(nn.Module):
         return normalize(self.image(visual.average()), dim=1).abs()
 
     def encode_text(self, text: Padded) -> Tensor:
-        ids = pack_padded_sequence(text.values, text.lengths, batch_first=True, enforce_sorted=False)
-        vectors = PackedSequence(self.words(ids.data), ids.batch_sizes, ids.sorted_indices, ids.unsorted_indices)
-        last_1BD = self.sentence(vectors)[1]
+        last_1BD = self.sentence(text.packed(self.words))[1]
         return normalize(last_1BD[0], dim=1).abs()
 
     def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
@@ -72,9 +68,8 @@ class OrderEmbeddings(nn.Module):
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
-        visual, text = gather(self.encode_visual(stream.visual)), gather(self.encode_text(stream.text))
-        with torch.autocast(visual.device.type, enabled=False):  # a margin is finer than half precision
-            pairs, similarity_VT = gather_pairs(stream), self.similarity(visual.float(), text.float())
+        visual, text = self.encode_visual(stream.visual), self.encode_text(stream.text)
+        pairs, similarity_VT = gather_pairs(stream), compare_gathered(self.similarity, visual, text)
         return {"ranking": ranking_loss(similarity_VT, pairs, self.config.margin, self.config.negatives, "sum")}
 
 

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Literal, get_args, get_type_hints
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, normalize
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pad_packed_sequence
 
 from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather_padded, gather_pairs
@@ -129,9 +129,7 @@ class SCAN(nn.Module):
         return Padded(normalize(values_BLD, dim=2) if self.config.normalise_image else values_BLD, visual.lengths)
 
     def word_states(self, text: Padded) -> Padded:
-        ids = pack_padded_sequence(text.values, text.lengths, batch_first=True, enforce_sorted=False)
-        vectors = PackedSequence(self.words(ids.data), ids.batch_sizes, ids.sorted_indices, ids.unsorted_indices)
-        states, width = self.sentence(vectors)[0], self.config.width
+        states, width = self.sentence(text.packed(self.words))[0], self.config.width
         states_ND = states.data  # packed: of a caption of 50 words the others would be padded to 50
         if self.config.bidirectional:
             states_ND = (states_ND[:, :width] + states_ND[:, width:]) / 2

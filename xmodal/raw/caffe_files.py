@@ -21,7 +21,17 @@ DATA, SHAPE, DOUBLE_DATA, LEGACY_SIDES = 5, 7, 8, (1, 2, 3, 4)  # the fields of 
 MOST_SIDES = 32  # of a blob, as in Caffe
 MOST_BLOBS = 32  # of a layer; Caffe's own have five at most
 
+BEGINS = (b"\x0a", b"\x12", b"\xa2\x06")  # tags of a network's name, or of its first layer where it has none
+
 Field = tuple[int, int | memoryview]  # its number, and a number or bytes
+
+
+def is_caffemodel(path: Path) -> bool:
+    """Tells by how the file begins, however it is called; files of torch begin otherwise."""
+    if path.suffix == ".safetensors" or not path.is_file():  # the former begin with any number
+        return False
+    with path.open("rb") as file:
+        return file.read(2).startswith(BEGINS)
 
 
 def read_caffemodel(path: Path) -> dict[str, list[NDArray[np.float32]]]:

@@ -3,7 +3,6 @@
 import pickle
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,6 +23,10 @@ def read_pickled_arrays(path: Path) -> dict[str, NDArray[Any]]:
     try:
         with path.open("rb") as file:
             found = _ArraysOnly(file, encoding="latin1").load()  # latin1: bytes as Python 2 wrote them
+        # a pickle can give an OrderedDict any attribute, so that its own methods are not to be trusted
+        model = dict.get(found, "model", found) if isinstance(found, dict) else None
+        if isinstance(model, dict):
+            return {str(name): value.values for name, value in dict.items(model) if isinstance(value, _Array)}
     except OSError as error:
         raise UserError(f"weights {path} cannot be read: {error.strerror}") from error
     except DAMAGED as error:
@@ -31,10 +34,7 @@ def read_pickled_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(
             f"weights {path} are refused, as no pickle of arrays alone: {line or 'it ends early'}"
         ) from error
-    model = found.get("model", found) if isinstance(found, Mapping) else None
-    if not isinstance(model, Mapping):
-        raise UserError(f"weights {path} are no mapping of names to arrays: give a model's file")
-    return {str(name): value.values for name, value in model.items() if isinstance(value, _Array)}
+    raise UserError(f"weights {path} are no mapping of names to arrays: give a model's file")
 
 
 class _Dtype:
@@ -95,7 +95,7 @@ def read_object_array(file: BinaryIO) -> list[Any]:
         if not isinstance(array, _ObjectArray) or not isinstance(array.objects, list):
             raise pickle.UnpicklingError("it is no array of objects")
         return [
-            {str(name): _plain(value) for name, value in each.items()} if isinstance(each, dict) else _plain(each)
+            {str(name): _plain(value) for name, value in dict.items(each)} if isinstance(each, dict) else _plain(each)
             for each in array.objects
         ]
     except DAMAGED as error:
