@@ -13,7 +13,6 @@ from pipelines.stages import Needs, StageKind
 from pipelines.stages._arrays import write_table
 from xmodal.detection.region_semantics import SEMANTICS, SHOWN, semantics_of
 from xmodal.detection.region_store import RegionStore
-from xmodal.errors import UserError
 from xmodal.number_rules import shares
 from xmodal.records.caption_sources import CAPTIONS
 from xmodal.records.tables import Caption, schema
@@ -45,8 +44,7 @@ def make(config: SemanticsConfig, needs: Needs) -> Stage[SemanticsConfig, None]:
 
 def _write(config: SemanticsConfig, inputs: Inputs, sink: Sink) -> Counts:
     regions = RegionStore(inputs[1])
-    if not regions.words.classes:
-        raise UserError(f"{inputs[1].where} has regions without words: take those of a detector that names classes")
+    regions.require_words("class", "attribute")
     rows = [vars(caption) for caption in _captions(regions, config.shown)]
     write_table(sink, CAPTIONS, pa.Table.from_pylist(rows, schema(Caption)))
     return {"captions": len(rows), "without regions": len(regions.ids) - len(rows)}

@@ -22,7 +22,7 @@ FIXTURE = Path(__file__).parents[1] / "fixtures/pictures.py"
 
 @pytest.fixture(autouse=True)
 def small_is_a_toy(toy_detector: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(detectors.MODULES, "small", "toy_detector")
+    monkeypatch.setitem(detectors.KINDS, "small", detectors.KINDS["toy"])
 
 
 @pytest.fixture
