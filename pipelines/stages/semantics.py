@@ -3,19 +3,14 @@
 Views read these captions by `text="semantics"`. A picture without regions has none.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-import pyarrow as pa
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, single
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import write_table
+from pipelines.stages._captions import write_captions
 from xmodal.detection.region_semantics import SEMANTICS, SHOWN, semantics_of
 from xmodal.detection.region_store import RegionStore
 from xmodal.number_rules import shares
-from xmodal.records.caption_sources import CAPTIONS
-from xmodal.records.tables import Caption, schema
 
 VERSION = 1
 
@@ -45,14 +40,9 @@ def make(config: SemanticsConfig, needs: Needs) -> Stage[SemanticsConfig, None]:
 def _write(config: SemanticsConfig, inputs: Inputs, sink: Sink) -> Counts:
     regions = RegionStore(inputs[1])
     regions.require_words("class", "attribute")
-    rows = [vars(caption) for caption in _captions(regions, config.shown)]
-    write_table(sink, CAPTIONS, pa.Table.from_pylist(rows, schema(Caption)))
-    return {"captions": len(rows), "without regions": len(regions.ids) - len(rows)}
-
-
-def _captions(regions: RegionStore, shown: float) -> Iterator[Caption]:
-    for id in regions.ids:
-        if id in regions.absent:
-            continue
-        if text := semantics_of(regions.words, regions.classes(id), regions.attributes(id), shown):
-            yield Caption(f"{SEMANTICS}:{id}", id, 0, text, SEMANTICS)
+    present = (id for id in regions.ids if id not in regions.absent)
+    said = (
+        (id, semantics_of(regions.words, regions.classes(id), regions.attributes(id), config.shown)) for id in present
+    )
+    captions = write_captions(sink, SEMANTICS, said)
+    return {"captions": captions, "without regions": len(regions.ids) - captions}

@@ -67,6 +67,8 @@ def test_weights_of_a_detector_are_a_file(xmodal: Xmodal, folder: Path) -> None:
         (["--model", "small", "--set=boxes=file"], "--file boxes=PATH"),
         (["--model", "small", "--file", "gains=x"], "the names are: attribute_words, boxes, detector, object_words"),
         (["--model", "bottom-up-36"], "bottom_up .*file"),
+        (["--model", "torchvision/fasterrcnn_resnet18-36"], "no detector torchvision/fasterrcnn_resnet18; there are"),
+        (["--model", "torchvision/retinanet_resnet50_fpn"], "retinanet_resnet50_fpn"),
     ],
 )
 def test_what_a_folder_has_no_regions_by(asked: list[str], said: str, xmodal: Xmodal, folder: Path) -> None:
