@@ -41,8 +41,7 @@ def _write(config: SemanticsConfig, inputs: Inputs, sink: Sink) -> Counts:
     regions = RegionStore(inputs[1])
     regions.require_words("class", "attribute")
     present = (id for id in regions.ids if id not in regions.absent)
-    said = (
-        (id, semantics_of(regions.words, regions.classes(id), regions.attributes(id), config.shown)) for id in present
-    )
-    captions = write_captions(sink, SEMANTICS, said)
+    words, shown = regions.words, config.shown
+    texts = ((id, semantics_of(words, regions.classes(id), regions.attributes(id), shown)) for id in present)
+    captions = write_captions(sink, SEMANTICS, texts)
     return {"captions": captions, "without regions": len(regions.ids) - captions}

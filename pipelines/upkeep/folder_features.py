@@ -40,9 +40,8 @@ RUNS, NOTE, MADE, UNITS, COMPLETE = "_runs", "folder.json", "stage.json", "units
 MARKER = f"{RUNS}/{NOTE}"
 ANOTHER = "name another store with --out"
 DETECTING = ("regions", "proposals")
-OWN_NAMES = "|".join(
-    name.replace("_", "[-_]") for name in KINDS if name != "torchvision"
-)  # which has image models, too
+# torchvision has models of whole images, too
+OWN_NAMES = "|".join(name.replace("_", "[-_]") for name in KINDS if name != "torchvision")
 DETECTOR = re.compile(
     rf"(?P<detector>({OWN_NAMES})(/.+?)?|torchvision/fasterrcnn\w*?)(-(?P<fewest>\d+)(-(?P<most>\d+))?)?"
 )
