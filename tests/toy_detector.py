@@ -24,7 +24,7 @@ CALLS = list[tuple[int, ...]]()  # the shape of each picture that was looked at
 @pytest.fixture
 def toy_detector(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Adds the detector `toy`; gives the shapes of the pictures that it looks at."""
-    monkeypatch.setitem(detectors.MODULES, "toy", "toy_detector")
+    monkeypatch.setitem(detectors.KINDS, "toy", detectors.DetectorKind("toy_detector", 0.0))
     monkeypatch.setitem(sys.modules, "xmodal.detectors.toy_detector", sys.modules[__name__])
     CALLS.clear()
     return CALLS

@@ -1,7 +1,8 @@
 """Stages that make regions of pictures: features of each region, and a table of boxes and words beside each shard.
 
 A picture is looked at alone. One without regions, that does not decode, or with numbers that are not finite is a
-failure with an empty row, which readers refuse. With given boxes nothing is selected, and all keep their order.
+failure with an empty row, which readers refuse. With given boxes nothing is selected, and all keep their order;
+those beside their picture are left out, and counted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ from pipelines.stages._media import NOT_FINITE, media_stage, read_medium
 from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_records
 from xmodal.detection.region_arrays import Regions
 from xmodal.detection.region_store import REGIONS, Named, PictureRegions, empty_row, regions_file
-from xmodal.detectors import Detector, module_of
+from xmodal.detectors import Detector, kind_of, module_of
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.weight_files import OF_FILE, weights_sha256
@@ -37,7 +38,6 @@ from xmodal.root.outputs import TRUNCATED, Output
 
 FILES = ("detector", "object_words", "attribute_words")  # that detectors are given
 WIDTH = 2048  # numbers of a feature, for estimates
-SECONDS = {"bottom_up": 17.0, "torchvision": 6.6, "detectron2": 8.0, "small": 0.01, "proposals": 3.0}  # a picture
 AS_IT_IS = Preparation(resize=(), crop=None)
 
 
@@ -66,7 +66,7 @@ class RegionSettings:
         return FeatureSpec("regions", (WIDTH,), self.dtype, ragged=True, items_per_shard=self.items_per_shard)
 
     @property
-    def selection(self) -> dict[str, float]:
+    def selection(self) -> Mapping[str, float | None]:
         """The settings by which `select` keeps regions."""
         return {}
 
@@ -84,7 +84,7 @@ def check_detector(config: RegionSettings, files: Mapping[str, Path]) -> None:
 def seconds_a_picture(config: RegionSettings) -> float:
     """Estimates one core's time; 0 for a GPU, on which nobody has measured it."""
     share = 0.25 if config.boxes != "detected" else 1.0  # some tens of boxes, not hundreds of candidates
-    return share * SECONDS.get(config.detector.partition("/")[0], 0.0) if config.device == "cpu" else 0.0
+    return share * kind_of(config.detector).seconds if config.device == "cpu" else 0.0
 
 
 def bytes_of_regions(config: RegionSettings, items: int, before: Mapping[str, Output]) -> float:
@@ -151,7 +151,11 @@ def _open(files: Mapping[str, Path], open_media: OpenMedia, config: Any, inputs:
         regions = write_items(sink, spec, work.rows, arrays())
         shard = work.first // spec.shard_items
         write_table(sink, regions_file(shard), pa.Table.from_pylist(rows, REGIONS))
-        return {"pictures": sum(len(row["boxes"]) > 0 for row in rows), "regions": regions}
+        counts = {"pictures": sum(len(row["boxes"]) > 0 for row in rows), "regions": regions}
+        if given_boxes:
+            asked = sum(len(boxes) for boxes, row in zip(given_boxes[0], rows, strict=True) if len(row["boxes"]))
+            counts["boxes beside their picture"] = asked - regions
+        return counts
 
     return ArrayWriter(spec, _provenance(detector, config), fill, REGIONS)
 
@@ -177,8 +181,12 @@ class _Looking:
         if boxes is None:
             found = self.config.select(self._extract(picture_HW3, None))
         else:
-            inside = np.clip(np.array(boxes, np.float32), 0, np.array([width, height] * 2, np.float32))
-            found = self._extract(picture_HW3, [inside])
+            given_K4, size_2 = np.array(boxes, np.float32), np.array([width, height], np.float32)
+            is_in_K = (given_K4[:, :2] < size_2).all(1) & (given_K4[:, 2:] > 0).all(1)
+            if not is_in_K.any():
+                raise _NotUsable("no_regions", f"all its boxes are beside the picture of {width} x {height} pixels")
+            inside_K4 = np.clip(given_K4[is_in_K], 0, np.tile(size_2, 2))
+            found = self._extract(picture_HW3, [inside_K4])
         if not len(found):
             raise _NotUsable("no_regions", "nothing is found in it")
         with np.errstate(over="ignore"):

@@ -7,15 +7,12 @@ such a tag has no caption.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import pyarrow as pa
-
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, single
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import write_table
+from pipelines.stages._captions import write_captions
 from xmodal.detection.image_tags import TEXT_SCORE, tags_as_text
 from xmodal.features.store import FeatureStore
 from xmodal.number_rules import shares
-from xmodal.records.tables import Caption, schema
 
 VERSION = 1
 AT_ONCE = 256  # pictures
@@ -46,15 +43,13 @@ def make(config: ImageSemanticsConfig, needs: Needs) -> Stage[ImageSemanticsConf
 def _write(config: ImageSemanticsConfig, inputs: Inputs, sink: Sink) -> Counts:
     tags = FeatureStore(inputs[1])
     ids = [id for id in tags.ids if id in tags]
-    rows = [vars(caption) for caption in _captions(tags, ids, config.least)]
-    write_table(sink, "captions.parquet", pa.Table.from_pylist(rows, schema(Caption)))
-    return {"captions": len(rows), "without tags": len(ids) - len(rows)}
+    captions = write_captions(sink, STAGE.name, _texts(tags, ids, config.least))
+    return {"captions": captions, "without tags": len(ids) - captions}
 
 
-def _captions(tags: FeatureStore, ids: list[str], least: float) -> Iterator[Caption]:
+def _texts(tags: FeatureStore, ids: list[str], least: float) -> Iterator[tuple[str, str]]:
     names = tags.provenance["tags"]
     for first in range(0, len(ids), AT_ONCE):
         some = ids[first : first + AT_ONCE]
         for id, scores_T in zip(some, tags.read(some), strict=True):
-            if text := tags_as_text(names, scores_T, least):
-                yield Caption(f"{STAGE.name}:{id}", id, 0, text, STAGE.name)
+            yield id, tags_as_text(names, scores_T, least)

@@ -47,5 +47,6 @@ def _sets_of(config: PlausibleSemanticsConfig, inputs: Inputs) -> LabelSets:
 @lru_cache(maxsize=1)
 def _sets(made: Output, score: float) -> LabelSets:
     regions = RegionStore(made)
+    regions.require_words("class")
     there = [id for id in regions.ids if id not in regions.absent]
     return LabelSets.of({id: labels_of_regions(regions.words, regions.classes(id), score) for id in there})

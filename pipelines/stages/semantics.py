@@ -3,20 +3,14 @@
 Views read these captions by `text="semantics"`. A picture without regions has none.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-
-import pyarrow as pa
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, single
 from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import write_table
+from pipelines.stages._captions import write_captions
 from xmodal.detection.region_semantics import SEMANTICS, SHOWN, semantics_of
 from xmodal.detection.region_store import RegionStore
-from xmodal.errors import UserError
 from xmodal.number_rules import shares
-from xmodal.records.caption_sources import CAPTIONS
-from xmodal.records.tables import Caption, schema
 
 VERSION = 1
 
@@ -45,16 +39,9 @@ def make(config: SemanticsConfig, needs: Needs) -> Stage[SemanticsConfig, None]:
 
 def _write(config: SemanticsConfig, inputs: Inputs, sink: Sink) -> Counts:
     regions = RegionStore(inputs[1])
-    if not regions.words.classes:
-        raise UserError(f"{inputs[1].where} has regions without words: take those of a detector that names classes")
-    rows = [vars(caption) for caption in _captions(regions, config.shown)]
-    write_table(sink, CAPTIONS, pa.Table.from_pylist(rows, schema(Caption)))
-    return {"captions": len(rows), "without regions": len(regions.ids) - len(rows)}
-
-
-def _captions(regions: RegionStore, shown: float) -> Iterator[Caption]:
-    for id in regions.ids:
-        if id in regions.absent:
-            continue
-        if text := semantics_of(regions.words, regions.classes(id), regions.attributes(id), shown):
-            yield Caption(f"{SEMANTICS}:{id}", id, 0, text, SEMANTICS)
+    regions.require_words("class", "attribute")
+    present = (id for id in regions.ids if id not in regions.absent)
+    words, shown = regions.words, config.shown
+    texts = ((id, semantics_of(words, regions.classes(id), regions.attributes(id), shown)) for id in present)
+    captions = write_captions(sink, SEMANTICS, texts)
+    return {"captions": captions, "without regions": len(regions.ids) - captions}

@@ -27,6 +27,7 @@ from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.fetching.folder_files import NAMES, FolderFiles, open_files, seal_files
 from pipelines.stages import FILE_SETS, GivenFiles, Needs, StageKind
 from pipelines.upkeep.inspection import forget, verify
+from xmodal.detectors import KINDS
 from xmodal.errors import UserError, few
 from xmodal.features.store import FeatureStore
 from xmodal.records.tables import Item, Kind
@@ -39,9 +40,10 @@ RUNS, NOTE, MADE, UNITS, COMPLETE = "_runs", "folder.json", "stage.json", "units
 MARKER = f"{RUNS}/{NOTE}"
 ANOTHER = "name another store with --out"
 DETECTING = ("regions", "proposals")
+# torchvision has models of whole images, too
+OWN_NAMES = "|".join(name.replace("_", "[-_]") for name in KINDS if name != "torchvision")
 DETECTOR = re.compile(
-    r"(?P<detector>bottom[-_]up(/.+?)?|small|proposals(/\w+)?|detectron2/.+?|torchvision/\w*(rcnn|retinanet|fcos|ssd)\w*?)"
-    r"(-(?P<fewest>\d+)(-(?P<most>\d+))?)?"
+    rf"(?P<detector>({OWN_NAMES})(/.+?)?|torchvision/fasterrcnn\w*?)(-(?P<fewest>\d+)(-(?P<most>\d+))?)?"
 )
 
 

@@ -1,6 +1,7 @@
 """Regions by commands: of anybody's folder as one store, and drawn on pictures."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +12,11 @@ from PIL import Image
 
 from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import xmodal as xmodal
+from tests.detection.test_region_store import make_store, some_regions
 from tests.stages.test_regions_stage import BLUE, GREEN, RED, WHITE, picture
 from tests.toy_detector import toy_detector as toy_detector
 from xmodal import detectors
-from xmodal.checks.region_pictures import LINE, SIDE, draw_boxes, free_corner
+from xmodal.checks.region_pictures import LINE, SIDE, draw_boxes, free_corner, region_sheet
 from xmodal.detection.region_store import RegionStore
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/pictures.py"
@@ -22,7 +24,7 @@ FIXTURE = Path(__file__).parents[1] / "fixtures/pictures.py"
 
 @pytest.fixture(autouse=True)
 def small_is_a_toy(toy_detector: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(detectors.MODULES, "small", "toy_detector")
+    monkeypatch.setitem(detectors.KINDS, "small", detectors.KINDS["toy"])
 
 
 @pytest.fixture
@@ -67,6 +69,8 @@ def test_weights_of_a_detector_are_a_file(xmodal: Xmodal, folder: Path) -> None:
         (["--model", "small", "--set=boxes=file"], "--file boxes=PATH"),
         (["--model", "small", "--file", "gains=x"], "the names are: attribute_words, boxes, detector, object_words"),
         (["--model", "bottom-up-36"], "bottom_up .*file"),
+        (["--model", "torchvision/fasterrcnn_resnet18-36"], "no detector torchvision/fasterrcnn_resnet18; there are"),
+        (["--model", "torchvision/retinanet_resnet50_fpn"], "retinanet_resnet50_fpn"),
     ],
 )
 def test_what_a_folder_has_no_regions_by(asked: list[str], said: str, xmodal: Xmodal, folder: Path) -> None:
@@ -93,6 +97,15 @@ def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> Non
     complaint = xmodal("look", "pictures", "--root", root, "--regions", out, "--items", "p009").complaint
     assert "p009: " in complaint
     assert "has no regions of such items" in complaint
+
+
+def test_regions_without_words_are_drawn_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.detection.test_region_store.WORDS", {})
+    some = some_regions("a", 3)
+    some = replace(some, boxes_K4=np.sort(some.boxes_K4, axis=1))
+    store = RegionStore(make_store(tmp_path, [some]))
+    assert max(region_sheet(store, "a", Image.new("RGB", (64, 48))).size) >= SIDE
+    assert store.classes("a") is not None, "the numbers stay"
 
 
 @given(st.lists(st.tuples(*[st.floats(-20, 320)] * 4, st.floats(10, 140)), min_size=1, max_size=12))

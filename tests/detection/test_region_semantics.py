@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from xmodal.detection.region_arrays import DetectorWords
-from xmodal.detection.region_semantics import labels_of_regions, semantics_of, vocabulary_overlap
+from xmodal.detection.region_semantics import labels_of_regions, phrases_of, semantics_of, vocabulary_overlap
 from xmodal.detection.region_store import Named
 
 WORDS = DetectorWords(("car", "stop sign", "dog"), ("blue", "light brown"))
@@ -46,3 +46,9 @@ def test_labels_are_the_different_classes_that_are_sure() -> None:
 )
 def test_overlap_is_of_both_over_either(ones: list[str], others: list[str], share: float) -> None:
     assert vocabulary_overlap(ones, others) == vocabulary_overlap(others, ones) == share
+
+
+def test_without_words_numbers_are_said() -> None:
+    classes, attributes = named([17, 2], [0.9, 0.3]), named([3, 1], [0.5, 0.01])
+    assert phrases_of(DetectorWords(), classes, attributes) == ["attribute 3 class 17", "class 2"]
+    assert phrases_of(DetectorWords(("car",) * 20), classes, attributes) == ["attribute 3 car", "car"]

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipelines.demo.world import World, draw, scene
 from tests.toy_root import one_thread as one_thread
-from xmodal.detectors import MODULES, module_of, small_faster_rcnn
+from xmodal.detectors import KINDS, module_of, small_faster_rcnn
 from xmodal.detectors._small_network import SmallConfig, SmallDetector, SmallNetwork, read_weights, weights_file
 from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
@@ -267,7 +267,7 @@ if sys.argv[1] == "small":
 """
 
 
-@pytest.mark.parametrize("detector", MODULES)
+@pytest.mark.parametrize("detector", KINDS)
 def test_names_are_checked_without_torch(detector: str) -> None:
     found = subprocess.run([sys.executable, "-c", WITHOUT_TORCH, detector], capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr) == (0, "")

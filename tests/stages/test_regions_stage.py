@@ -192,6 +192,8 @@ def test_boxes_of_a_file_decide_their_pictures_alone(storage: Storage, tmp_path:
     [
         ({"a": [1.0, 2.0, 3.0]}, "the boxes of 'a' are not four finite numbers each"),
         ({"a": [1.0, 2.0, 3.0, float("nan")]}, "the boxes of 'a' are not four finite numbers each"),
+        ({"a": [0, 0, 9, 9, 20.0, 5, 8, 30]}, "the box 20, 5, 8, 30 of 'a' ends before it begins: give left, top"),
+        ({"a": [0.0, 9, 9, 8]}, "the box 0, 9, 9, 8 of 'a' ends before it begins"),
         ({}, "boxes.parquet has no boxes: give lines of id, left, top, right and bottom"),
     ],
 )
@@ -201,6 +203,29 @@ def test_a_file_without_usable_boxes_is_refused(boxes: Any, said: str, storage: 
         files["boxes"].write_text("id,boxes")
     with pytest.raises(UserError, match=said):
         regions(sealed(storage, PICTURES), replace(TOY, boxes="file"), files)
+
+
+def test_boxes_beside_their_picture_are_left_out_and_counted(storage: Storage, tmp_path: Path) -> None:
+    beside = [100, 100, 120, 120, 32, 0, 40, 9, -9, 0, 0, 9]
+    files = table_of_boxes(tmp_path / "boxes.parquet", a=[*beside, 16, 0, 50, 12], z=beside)
+    output = build(regions(sealed(storage, PICTURES), replace(TOY, boxes="file"), files), storage)
+    store = RegionStore(output)
+    np.testing.assert_array_equal(store.boxes("a"), [[16, 0, 32, 12]])
+    assert "z" in store.absent
+    assert output.totals["counts"] == {"pictures": 1, "regions": 1, "boxes beside their picture": 3}
+    assert "all its boxes are beside the picture of 32 x 24 pixels" in {
+        why for unit in output.units() for *_, why in unit.failures
+    }
+
+
+def test_selection_follows_the_detector_where_none_is_set(storage: Storage) -> None:
+    media = sealed(storage, PICTURES)
+    usual = [regions(media, RegionsConfig(name, "random:0")).config for name in ("bottom_up", "small")]
+    assert [(config.threshold, config.fewest, config.most) for config in usual] == [(0.2, 10, 100), (0.5, 1, 100)]
+    assert regions(media, RegionsConfig("small", "random:0", most=4)).config.most == 4
+    assert regions(media, RegionsConfig("bottom_up", "random:0", most=4)).config.fewest == 4
+    told = RegionsConfig("small", "random:0", threshold=0.5, fewest=1)
+    assert regions(media, told).identity == regions(media, RegionsConfig("small", "random:0")).identity
 
 
 def test_boxes_are_also_lines_of_text(storage: Storage, tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from xmodal.text.vocabularies import Vocabulary
 
 __all__ = ["one_thread"]
 ITEMS = 60
+KINDS, FILES = ("class", "attribute"), ("object_words", "attribute_words")
 CIRCLES = [(0, 0), (1, 1)]  # classes and attributes of two regions, the surer one last
 
 
@@ -205,7 +206,18 @@ def test_where_nothing_is_seen_nothing_is_said(root: str) -> None:
     assert told.counts.sum() == 0
 
 
-def test_regions_without_words_are_refused(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.detection.test_region_store.WORDS", {"classes": [], "attributes": []})
-    with pytest.raises(UserError, match="has regions without words: take those of a detector that names classes"):
-        semantics_of(root, [blank(item_id(0))])
+@pytest.mark.parametrize("kind", ["class", "attribute"])
+def test_regions_without_words_are_refused(kind: str, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacking = {"class": "classes", "attribute": "attributes"}[kind]
+    monkeypatch.setattr("tests.detection.test_region_store.WORDS", WORDS | {lacking: []})
+    told = f"has regions without words of their {kind}: .*--file {dict(zip(KINDS, FILES, strict=True))[kind]}=PATH"
+    with pytest.raises(UserError, match=told):
+        semantics_of(root, [seen(item_id(0), CIRCLES)])
+    records = records_of(root)
+    (regions,) = find(root, "regions")
+    labelled = made("plausible_semantics", PlausibleSemanticsConfig(), records=records, regions=regions)
+    if kind == "attribute":
+        build(labelled, records.storage)  # attributes are no labels
+    else:
+        with pytest.raises(UserError, match=told):
+            build(labelled, records.storage)

@@ -42,6 +42,12 @@ def boxes_in_file(path: Path) -> dict[str, Boxes]:
     for id, boxes in found.items():
         if not all(len(box) == 4 and all(map(math.isfinite, box)) for box in boxes):
             raise UserError(f"{path}: the boxes of {id!r} are not four finite numbers each: left, top, right, bottom")
+        for left, top, right, bottom in boxes:
+            if right < left or bottom < top:
+                raise UserError(
+                    f"{path}: the box {left:g}, {top:g}, {right:g}, {bottom:g} of {id!r} ends before it begins: give "
+                    "left, top, right and bottom, not a width and a height"
+                )
     return found
 
 

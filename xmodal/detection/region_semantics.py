@@ -23,12 +23,16 @@ def semantics_of(words: DetectorWords, classes: Named | None, attributes: Named 
 
 
 def phrases_of(words: DetectorWords, classes: Named, attributes: Named | None, shown: float = SHOWN) -> list[str]:
-    """The words of each region."""
-    phrases = [words.classes[number] for number in classes.ids_K.tolist()]
+    """The words of each region; where there are none, numbers, as "attribute 3 class 17"."""
+    phrases = [_word(words.classes, "class", number) for number in classes.ids_K.tolist()]
     if attributes is not None:
         for place in np.flatnonzero(attributes.scores_K > shown).tolist():
-            phrases[place] = f"{words.attributes[attributes.ids_K[place]]} {phrases[place]}"
+            phrases[place] = f"{_word(words.attributes, 'attribute', attributes.ids_K[place])} {phrases[place]}"
     return phrases
+
+
+def _word(words: tuple[str, ...], kind: str, number: int) -> str:
+    return words[number] if words else f"{kind} {number}"
 
 
 def surest_first(classes: Named) -> list[int]:

@@ -9,7 +9,7 @@ The words that ids of classes and attributes count are in the provenance, under 
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -123,6 +123,17 @@ class RegionStore:
     def picture(self, id: str) -> PictureRegions:
         named = self.classes(id), self.attributes(id)
         return PictureRegions(id, self.boxes(id), self.features(id), self.size(id), *named)
+
+    def require_words(self, *kinds: Literal["class", "attribute"]) -> None:
+        """Refuses regions that have no words, or have ids of a kind without its words."""
+        words = {"class": self.words.classes, "attribute": self.words.attributes}
+        for kind in kinds:
+            if not words[kind] and (kind == "class" or len(pc.list_flatten(self.table[f"{kind}_ids"]))):
+                file = {"class": "object_words", "attribute": "attribute_words"}[kind]
+                raise UserError(
+                    f"{self.store.output.where} has regions without words of their {kind}: take those of a detector "
+                    f"that names them, or give the words as --file {file}=PATH"
+                )
 
     def _row(self, id: str) -> int:
         return int(self.store.rows([id])[0])

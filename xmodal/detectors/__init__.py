@@ -5,6 +5,7 @@ Which regions are kept, and their words, is decided outside (`xmodal/detection`)
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from xmodal.detection.pair_recall import SCORE
 from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.errors import UserError
 
@@ -45,19 +47,34 @@ class DetectorModule(Protocol):
         """`weights` is published, random:<seed>, or sha256:<hex> of files["detector"]."""
 
 
-MODULES = {  # by the first part of a detector's name: bottom_up, torchvision/NAME, detectron2/CONFIG, small
-    "bottom_up": "bottom_up",
-    "torchvision": "torchvision_detectors",
-    "detectron2": "detectron2_detectors",
-    "small": "small_faster_rcnn",
-    "proposals": "edge_box_proposals",
+@dataclass(frozen=True)
+class DetectorKind:
+    """Facts of a detector that need neither its module nor torch."""
+
+    module: str
+    seconds: float  # of one core, a picture
+    fewest: int = 10  # regions of a picture that are kept where no setting says it, as is the next one
+    threshold: float = 0.2  # as in bottom-up attention
+
+
+KINDS = {  # by the first part of a detector's name: bottom_up, torchvision/NAME, detectron2/CONFIG, small
+    "bottom_up": DetectorKind("bottom_up", 17.0),
+    "torchvision": DetectorKind("torchvision_detectors", 6.6),
+    "detectron2": DetectorKind("detectron2_detectors", 8.0),
+    # Its candidates beyond the things of a picture are duplicates; the threshold is that of its own validation.
+    "small": DetectorKind("small_faster_rcnn", 0.01, fewest=1, threshold=SCORE),
+    "proposals": DetectorKind("edge_box_proposals", 3.0),
 }
+
+
+def kind_of(detector: str) -> DetectorKind:
+    first = detector.partition("/")[0]
+    if first not in KINDS:
+        raise UserError(f"no detector {detector!r}; there are: {', '.join(KINDS)}")
+    return KINDS[first]
 
 
 def module_of(detector: str) -> tuple[DetectorModule, str]:
     """The module of a detector, and the rest of its name."""
-    first, _, rest = detector.partition("/")
-    if first not in MODULES:
-        raise UserError(f"no detector {detector!r}; there are: {', '.join(MODULES)}")
-    module: Any = import_module(f"{__name__}.{MODULES[first]}")
-    return module, rest
+    module: Any = import_module(f"{__name__}.{kind_of(detector).module}")
+    return module, detector.partition("/")[2]

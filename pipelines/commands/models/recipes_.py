@@ -17,7 +17,7 @@ def run(args: Args) -> list[Result]:
     from pipelines.papers.experiments import find
     from pipelines.papers.recipe_runs import recipes
 
-    detector = {"name": RECIPE.name, "model": "small_detector", "corpus": RECIPE.corpus, "cites": "ours"}
+    detector = {"name": RECIPE.name, "model": "small_faster_rcnn", "corpus": RECIPE.corpus, "cites": "ours"}
     found = [
         {
             "name": recipe.name,
