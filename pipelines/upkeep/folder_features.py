@@ -107,7 +107,13 @@ def make_store(files: FolderFiles, out: Path, target: str, options: BuildOptions
             if _is_whole(out) and not _is_sound(out):
                 forget(root, verify(root, options.progress)[1])
             _forget_passing(made, root)
-            _publish(build(made[-1], root, options.run, options.progress), out)
+            try:
+                output = build(made[-1], root, options.run, options.progress)
+            except UserError:
+                if not _is_whole(out) and not _has_units(made, root):
+                    root.delete(NOTE)  # a wrong file of weights keeps the store's name from nobody
+                raise
+            _publish(output, out)
         _sweep(made, root)
         return _describe(_outputs(out, made, root), files) | {"built": is_old}
 
@@ -236,6 +242,10 @@ def _lend(out: Path) -> None:
         for name in (*files, UNITS, COMPLETE):
             store.link(name, f"{folder}/{name}")
         store.link(f"{RUNS}/{MADE}", f"{folder}/{MADE}")
+
+
+def _has_units(made: Sequence[Stage[Any, Any]], root: Storage) -> bool:
+    return any(True for stage in made for _ in Commits(root, stage.folder).untainted())
 
 
 def _forget_passing(made: Sequence[Stage[Any, Any]], root: Storage) -> None:

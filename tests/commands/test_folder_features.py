@@ -277,6 +277,12 @@ def test_a_weight_file_is_named_by_its_checksum(xmodal: Xmodal, folder: Path, tm
     assert "there is no file" in xmodal("features", folder, *PICTURES, "--weights", "gone.pth").complaint
 
 
+def test_a_wrong_file_of_weights_does_not_keep_the_name_of_the_store(xmodal: Xmodal, folder: Path) -> None:
+    (folder.parent / "text.pth").write_text("no weights")
+    assert "text.pth are no state_dict" in xmodal("features", folder, *PICTURES, "--weights", "text.pth").err
+    assert xmodal.done("features", folder, *PICTURES)["built"]
+
+
 def test_an_unknown_model_is_refused_with_those_there_are(xmodal: Xmodal, folder: Path) -> None:
     said = xmodal("features", folder, "--model", "resnet19").complaint
     assert "no model torchvision/resnet19; there are: resnet18, resnet34, resnet50" in said

@@ -18,6 +18,7 @@ from tests.toy_detector import toy_detector as toy_detector
 from xmodal import detectors
 from xmodal.checks.region_pictures import LINE, SIDE, draw_boxes, free_corner, region_sheet
 from xmodal.detection.region_store import RegionStore
+from xmodal.root.outputs import find
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/pictures.py"
 
@@ -94,6 +95,14 @@ def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> Non
     with Image.open(out / "p003.png") as drawn:
         assert max(drawn.size) >= SIDE
     assert xmodal("look", "pictures", "--root", root, "--regions", out, "--first", 3, "--json").json["pictures"][2:]
+    (regions,) = find(str(root), "regions")
+    xmodal.done("export", regions.where, tmp_path / "out.tsv")
+    mine = xmodal.done("import", tmp_path / "out.tsv", "--root", root, "--name", "mine")
+    named = f"mine/{mine['identity']}"
+    said = xmodal(
+        "look", "pictures", "--root", root, "--regions", out, "--features", named, "--items", "p003", "--json"
+    )
+    assert [one["item"] for one in said.json["pictures"]] == ["p003"]
     complaint = xmodal("look", "pictures", "--root", root, "--regions", out, "--items", "p009").complaint
     assert "p009: " in complaint
     assert "has no regions of such items" in complaint

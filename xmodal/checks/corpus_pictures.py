@@ -21,7 +21,7 @@ from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Caption, Item, read_rows
 from xmodal.records.views import members
 from xmodal.root.outputs import Output
-from xmodal.root.selection import source_of
+from xmodal.root.selection import ancestor, find_output
 from xmodal.training.run_setup import Setup
 
 REGIONS = "regions"  # the stage of a detector
@@ -49,7 +49,9 @@ def draw_regions(
     dataset = open_dataset(setup.root, corpus, setup.records)
     regions = RegionStore(dataset.store(setup.features or REGIONS).output)
     store, where = regions.store, regions.store.output.where
-    archives = Archives(raw_of(source_of(store.output, "media", corpus)))
+    name = dataset.records.config["media_set"]  # imported regions do not tell what they were made of
+    media = ancestor(store.output, "media") or find_output(setup.root, "media", of=corpus, name=name)
+    archives = Archives(raw_of(media))
     paths = {item.id: item.media for item in read_rows(dataset.records, Item)}
     ids = _chosen(store, dataset.records, items, first, split)
     if strange := [id for id in ids if id not in store or id not in paths]:
