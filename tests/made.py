@@ -6,7 +6,7 @@ from typing import Any
 
 from pipelines import stages
 from pipelines.engine.stage import Stage
-from pipelines.stages import Needs
+from pipelines.engine.stage_kind import Needs
 from xmodal.records.tables import Item
 from xmodal.root.outputs import Output
 

@@ -20,8 +20,15 @@ from pipelines.engine.building import Runner, build
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, given
 from pipelines.engine.typed_settings import apply, parse_settings
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items, write_table
-from pipelines.stages._earlier import EarlierRows
+from pipelines.stage_forms.array_stages import (
+    ArrayShard,
+    ArrayWriter,
+    PlannedArray,
+    array_stage,
+    write_items,
+    write_table,
+)
+from pipelines.stage_forms.earlier_rows import EarlierRows
 from xmodal.detection.region_arrays import DetectorWords
 from xmodal.detection.region_formats import ForeignRegions
 from xmodal.detection.region_store import REGIONS, regions_file

@@ -1,77 +1,22 @@
 """Stages: one module each, found because the file exists.
 
-A module declares `STAGE`, which says what it is, and `make(config, needs)`, which gives its `Stage`. Modules
-that begin with an underscore are shared by stages.
+A module declares `STAGE`, which says what it is, and `make(config, needs)`, which gives its `Stage`.
 """
 
 import pkgutil
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, fields, is_dataclass, replace
 from graphlib import CycleError, TopologicalSorter
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from pipelines.engine.stage import Stage
-from xmodal.corpora import Corpus
+from pipelines.engine.stage_kind import StageKind
 from xmodal.errors import UserError
 from xmodal.python_files import load_module
-from xmodal.raw.raw_files import Raw, raw_of
-from xmodal.records.tables import Item, Kind, Label
-from xmodal.root.outputs import Output
+from xmodal.records.tables import Kind, Label
 
 FILE_SETS = {"sources": (), "media": ("sources",)}  # sealed files, which stages may need, and what is before them
 DATA = ("sources", "records", "media")  # what is built where a corpus is named without a stage
 ITEM_KINDS = get_args(Kind)
 LABEL_KINDS = get_args(get_type_hints(Label)["kind"])
-
-Pairs = tuple[tuple[str, str], ...]  # id and media of each item, in order of the ids
-OpenMedia = Callable[[Output], Raw]  # opens a sealed set
-
-
-class GivenFiles(dict[str, Path]):
-    """The files that a user gave, by name; one that is needed and was not given is asked for."""
-
-    def __missing__(self, name: str) -> Path:
-        raise UserError(f"--file {name}=PATH is needed")
-
-
-@dataclass(frozen=True)
-class Needs:
-    """The finished inputs of a stage."""
-
-    outputs: Mapping[str, Output] = field(default_factory=dict)  # by the names in `StageKind.needs`
-    files: Mapping[str, Path] = field(default_factory=dict)  # those of `StageKind.files` that the user gave
-    read_items: Callable[[], tuple[Item, ...]] = tuple  # those that the stage is for, in order of the ids
-    corpus: Corpus | None = None
-    open_media: OpenMedia = raw_of
-
-    def __getitem__(self, name: str) -> Output:
-        return self.outputs[name]
-
-    @property
-    def items(self) -> Pairs:
-        return tuple((item.id, item.media) for item in self.read_items())
-
-
-@dataclass(frozen=True)
-class StageKind:
-    """A module's declaration of its stage: see CONTRIBUTING.md."""
-
-    name: str  # of the folder under the root, and of the module
-    config: Callable[[], Any]  # a frozen dataclass whose fields all have defaults
-    needs: tuple[str, ...]  # other stages, or FILE_SETS
-    of: str | None = None  # the kind of item ("image", "clip") or label ("category") that a corpus must have
-    files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH
-    packages: tuple[str, ...] = ()  # those it imports that an extra of pyproject.toml brings: a literal, for doctor
-    features: bool = False  # recipes train from it and datasets are published with it
-    estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items
-    seconds: Callable[[Any, Mapping[str, int]], float] | None = None  # of one core (EPYC, 2026) for "items", "captions"
-    memory: float = 0.0  # bytes of one worker
-    check: Callable[[Any, Mapping[str, Path]], None] | None = None  # refuses before anything is fetched
-    also: tuple[str, ...] = ()  # folders of further stages, which it builds for itself
-    small: Mapping[str, Any] = field(default_factory=dict)  # settings by which tests build it of tiny items
-    small_files: Mapping[str, bytes] = field(default_factory=dict)  # whose names no other stage gives
-    make: Callable[[Any, Needs], Stage[Any, Any]] = None  # type: ignore[assignment]  # `load` takes it from the module
 
 
 def names() -> list[str]:

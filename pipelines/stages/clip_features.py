@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from pipelines.engine.stage import Stage
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._clips import SAMPLES, bytes_of_samples, clip_stage
-from pipelines.stages._media import (
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.clip_stages import SAMPLES, bytes_of_samples, clip_stage
+from pipelines.stage_forms.media_stages import (
     ImageModelStageConfig,
     check_model,
     model_extractor,

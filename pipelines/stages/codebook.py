@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given, single
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import write_files
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.array_stages import write_files
 from xmodal.errors import UserError
 from xmodal.recipes import View
 from xmodal.records.tables import read_columns

@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
-from pipelines.stages._earlier import EarlierRows
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.array_stages import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from pipelines.stage_forms.earlier_rows import EarlierRows
 from pipelines.stages.sentences import captions_in_order
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.store import FeatureStore

@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from pipelines.engine.stage import Stage, listed
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import (
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.media_stages import (
     ImageModelStageConfig,
     bytes_of_rows,
     check_model,

@@ -17,10 +17,10 @@ import pyarrow as pa
 from pipelines.engine.killable_worker import Body, Send
 from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, answer
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, listed
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import write_table
-from pipelines.stages._earlier import EarlierRows
-from pipelines.stages._media import Checksums, checksums, files_of, read_medium
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.array_stages import write_table
+from pipelines.stage_forms.earlier_rows import EarlierRows
+from pipelines.stage_forms.media_stages import Checksums, checksums, files_of, read_medium
 from xmodal.checks.perceptual_hashes import hash_media
 from xmodal.media.frame_times import PASSING
 from xmodal.media.images import UnreadableImage

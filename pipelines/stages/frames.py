@@ -24,10 +24,10 @@ from pipelines.engine.clip_sampler import ClipSampler, SampledClip, SampleReques
 from pipelines.engine.journal import Journal
 from pipelines.engine.killable_worker import ResourceLimit
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, listed
-from pipelines.stages import Needs, OpenMedia, StageKind
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, write_items, write_table
-from pipelines.stages._earlier import EarlierRows
-from pipelines.stages._media import media_stage, read_medium
+from pipelines.engine.stage_kind import Needs, OpenMedia, StageKind
+from pipelines.stage_forms.array_stages import ArrayShard, ArrayWriter, write_items, write_table
+from pipelines.stage_forms.earlier_rows import EarlierRows
+from pipelines.stage_forms.media_stages import media_stage, read_medium
 from xmodal import __version__
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, single
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._captions import write_captions
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.caption_stages import write_captions
 from xmodal.detection.image_tags import TEXT_SCORE, tags_as_text
 from xmodal.features.store import FeatureStore
 from xmodal.number_rules import shares

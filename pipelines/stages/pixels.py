@@ -13,8 +13,8 @@ import numpy as np
 
 from pipelines.engine.picture_decoder import DEADLINE, SquareDecoder
 from pipelines.engine.stage import Stage, listed
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import PictureExtractor, bytes_of_rows, picture_stage
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.media_stages import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal import __version__
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.root.identity import since

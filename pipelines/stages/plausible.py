@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import write_table
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.array_stages import write_table
 from xmodal.errors import UserError
 from xmodal.metrics.plausible_matches import ITEMS, PLAUSIBLE, LabelSets
 from xmodal.records.tables import Label, read_rows

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from pipelines.engine.stage import Inputs, Stage
-from pipelines.stages import Needs, StageKind
+from pipelines.engine.stage_kind import Needs, StageKind
 from pipelines.stages.plausible import PlausibleConfig, plausible_stage
 from xmodal.detection.region_semantics import labels_of_regions
 from xmodal.detection.region_store import RegionStore

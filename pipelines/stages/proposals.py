@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelines.engine.stage import Stage
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._regions import (
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.region_stages import (
     RegionSettings,
     bytes_of_regions,
     check_detector,

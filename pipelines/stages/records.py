@@ -10,8 +10,8 @@ from functools import partial
 import numpy as np
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import Checksums, checksums
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.media_stages import Checksums, checksums
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import raw_of

@@ -6,8 +6,8 @@ Views read these captions by `text="semantics"`. A picture without regions has n
 from dataclasses import dataclass
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, single
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._captions import write_captions
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.caption_stages import write_captions
 from xmodal.detection.region_semantics import SEMANTICS, SHOWN, semantics_of
 from xmodal.detection.region_store import RegionStore
 from xmodal.number_rules import shares

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._arrays import (
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.array_stages import (
     ArrayShard,
     ArrayWriter,
     PlannedArray,
@@ -23,7 +23,7 @@ from pipelines.stages._arrays import (
     write_items,
     write_sources,
 )
-from pipelines.stages._earlier import EarlierRows
+from pipelines.stage_forms.earlier_rows import EarlierRows
 from pipelines.stages.codebook import ABOUT, FILE
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec

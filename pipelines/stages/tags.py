@@ -15,10 +15,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given, listed
-from pipelines.stages import Needs, StageKind, features
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
-from pipelines.stages._earlier import EarlierRows
-from pipelines.stages._media import check_model, seconds_a_picture
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.array_stages import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
+from pipelines.stage_forms.earlier_rows import EarlierRows
+from pipelines.stage_forms.media_stages import check_model, seconds_a_picture
+from pipelines.stages import features
 from pipelines.stages.features import FeaturesConfig
 from xmodal.detection.image_tags import MergedTags, by_maximum
 from xmodal.detection.score_files import TagScores, open_scores

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage, single
-from pipelines.stages import Needs, StageKind
+from pipelines.engine.stage_kind import Needs, StageKind
 from xmodal.batches.texts import VOCABULARY, WORDS
 from xmodal.errors import UserError
 from xmodal.recipes import HUMAN, View

@@ -13,11 +13,12 @@ from pipelines import stages
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.stage import Stage
+from pipelines.engine.stage_kind import GivenFiles, Needs, StageKind
 from pipelines.engine.typed_settings import apply
 from pipelines.fetching.corpus_files import CorpusFiles
 from pipelines.fetching.corpus_names import FoundCorpus
 from pipelines.fetching.ledger import FOLDERS, folder_of, incomplete_folders
-from pipelines.stages import FILE_SETS, ITEM_KINDS, GivenFiles, Needs, StageKind
+from pipelines.stages import FILE_SETS, ITEM_KINDS
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
 from xmodal.records.tables import CAPTIONS_OF_PAPERS, Item, read_rows

@@ -23,9 +23,10 @@ from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.commits import Commits
 from pipelines.engine.stage import Stage, without_lists
+from pipelines.engine.stage_kind import GivenFiles, Needs, StageKind
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.fetching.folder_files import NAMES, FolderFiles, open_files, seal_files
-from pipelines.stages import FILE_SETS, GivenFiles, Needs, StageKind
+from pipelines.stages import FILE_SETS
 from pipelines.upkeep.inspection import forget, verify
 from xmodal.detectors import KINDS
 from xmodal.errors import UserError, few

@@ -17,7 +17,7 @@ from pipelines.demo.coco import write
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
 from pipelines.fetching.sealing import FileSet
-from pipelines.stages._media import checksums
+from pipelines.stage_forms.media_stages import checksums
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.benchmarks import house_first_step
 from tests.benchmarks.measured import Bar, Measured

@@ -15,7 +15,7 @@ from pipelines import stages
 from pipelines.engine.building import KEPT_BYTES, build
 from pipelines.engine.killable_worker import keep_memory
 from pipelines.engine.picture_decoder import DEADLINE, PictureDecoder, SquareDecoder
-from pipelines.stages import Needs
+from pipelines.engine.stage_kind import Needs
 from pipelines.stages.resnet import ResNetConfig
 from tests.benchmarks import trust_codebook, trust_growth, trust_scores
 from tests.benchmarks.measured import Bar, Measured, timed

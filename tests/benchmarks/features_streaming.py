@@ -23,8 +23,8 @@ from pipelines.engine import ray_runner
 from pipelines.engine.building import KEPT_BYTES, build
 from pipelines.engine.killable_worker import keep_memory
 from pipelines.engine.stage import Resources, Stage
-from pipelines.stages import Needs
-from pipelines.stages._media import PictureExtractor, picture_stage, resnet_extractor
+from pipelines.engine.stage_kind import Needs
+from pipelines.stage_forms.media_stages import PictureExtractor, picture_stage, resnet_extractor
 from pipelines.stages.resnet import ResNetConfig
 from tests.benchmarks.bench_trust import picture
 from tests.benchmarks.measured import Bar, Measured, median

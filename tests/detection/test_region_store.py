@@ -10,8 +10,15 @@ import pytest
 
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items, write_table
-from pipelines.stages._earlier import EarlierRows
+from pipelines.stage_forms.array_stages import (
+    ArrayShard,
+    ArrayWriter,
+    PlannedArray,
+    array_stage,
+    write_items,
+    write_table,
+)
+from pipelines.stage_forms.earlier_rows import EarlierRows
 from xmodal.detection.region_store import REGIONS, Named, PictureRegions, RegionStore, empty_row, regions_file
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec

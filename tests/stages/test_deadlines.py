@@ -12,7 +12,8 @@ from PIL import Image
 from pipelines.engine.building import build
 from pipelines.engine.picture_decoder import NotDecoded, PictureDecoder, SquareDecoder
 from pipelines.engine.stage import Stage
-from pipelines.stages import Needs, fingerprints
+from pipelines.engine.stage_kind import Needs
+from pipelines.stages import fingerprints
 from pipelines.stages.fingerprints import FingerprintsConfig
 from pipelines.stages.pixels import PixelsConfig
 from pipelines.stages.resnet import ResNetConfig

@@ -14,6 +14,7 @@ from pipelines import stages
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import serial
 from pipelines.engine.progress_line import ProgressLine
+from pipelines.engine.stage_kind import GivenFiles
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.publishing.dataset_repository import feature_stores
 from pipelines.publishing.feature_import import import_features
@@ -40,8 +41,8 @@ import numpy as np
 
 from pipelines.engine.picture_decoder import DEADLINE, SquareDecoder
 from pipelines.engine.stage import given, listed
-from pipelines.stages import Needs, StageKind
-from pipelines.stages._media import PictureExtractor, bytes_of_rows, picture_stage
+from pipelines.engine.stage_kind import Needs, StageKind
+from pipelines.stage_forms.media_stages import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.media.images import UnreadableImage
@@ -260,7 +261,7 @@ def test_every_stage_comes_after_what_it_needs() -> None:
 
 
 def test_a_file_that_nobody_gave_is_asked_for() -> None:
-    files = stages.GivenFiles(weights=Path("x.pth"))
+    files = GivenFiles(weights=Path("x.pth"))
     assert (files["weights"], files.get("gains")) == (Path("x.pth"), None)
     with pytest.raises(UserError, match=r"--file gains=PATH is needed"):
         _ = files["gains"]

@@ -33,9 +33,9 @@ from pipelines.engine.clip_sampler import ClipSampler, SampleRequest
 from pipelines.engine.journal import Journal
 from pipelines.engine.killable_worker import ResourceLimit
 from pipelines.engine.ray_runner import RayRunner
+from pipelines.engine.stage_kind import Pairs
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.publishing.dataset_repository import feature_stores, publish
-from pipelines.stages import Pairs
 from pipelines.stages.frames import FramesConfig
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests import hostile

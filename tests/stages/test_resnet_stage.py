@@ -18,9 +18,9 @@ from pipelines.demo.coco import Picture, pictures, write
 from pipelines.demo.world import World
 from pipelines.engine.building import Worker, build, pending, serial
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
+from pipelines.engine.stage_kind import Pairs
 from pipelines.engine.typed_settings import parse_settings
 from pipelines.fetching.sealing import Sealed
-from pipelines.stages import Pairs
 from pipelines.stages.resnet import ResNetConfig
 from tests.conftest import tree_digest
 from tests.made import resnet

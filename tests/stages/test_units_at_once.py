@@ -19,8 +19,8 @@ from pipelines.engine.building import OpenWorker, Runner, Units, build
 from pipelines.engine.commits import Record
 from pipelines.engine.picture_decoder import PictureDecoder, SquareDecoder
 from pipelines.engine.stage import Resources, Stage
-from pipelines.stages import Needs
-from pipelines.stages._media import PictureExtractor, picture_stage
+from pipelines.engine.stage_kind import Needs
+from pipelines.stage_forms.media_stages import PictureExtractor, picture_stage
 from pipelines.stages.pixels import PixelsConfig
 from pipelines.stages.resnet import ResNetConfig
 from tests.conftest import tree_digest

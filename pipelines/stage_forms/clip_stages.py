@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages import Needs
-from pipelines.stages._arrays import (
+from pipelines.engine.stage_kind import Needs
+from pipelines.stage_forms.array_stages import (
     ArrayShard,
     ArrayWork,
     ArrayWriter,
@@ -25,8 +25,8 @@ from pipelines.stages._arrays import (
     write_items,
     write_sources,
 )
-from pipelines.stages._earlier import EarlierRows
-from pipelines.stages._media import NOT_FINITE, PictureExtractor, Seen, rows_of
+from pipelines.stage_forms.earlier_rows import EarlierRows
+from pipelines.stage_forms.media_stages import NOT_FINITE, PictureExtractor, Seen, rows_of
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.zarr_arrays import all_finite
 from xmodal.media.frame_times import PASSING

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from pipelines.engine.picture_decoder import DEADLINE, PreparedDecoder
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage, given, listed
-from pipelines.stages import Needs, OpenMedia
-from pipelines.stages._arrays import ArrayShard, ArrayWriter, write_items, write_table
-from pipelines.stages._earlier import EarlierRows
-from pipelines.stages._media import NOT_FINITE, media_stage, read_medium
+from pipelines.engine.stage_kind import Needs, OpenMedia
+from pipelines.stage_forms.array_stages import ArrayShard, ArrayWriter, write_items, write_table
+from pipelines.stage_forms.earlier_rows import EarlierRows
+from pipelines.stage_forms.media_stages import NOT_FINITE, media_stage, read_medium
 from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_records
 from xmodal.detection.region_arrays import Regions
 from xmodal.detection.region_store import REGIONS, Named, PictureRegions, empty_row, regions_file

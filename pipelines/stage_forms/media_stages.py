@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from pipelines.engine.picture_decoder import DEADLINE, PreparedDecoder, SquareDecoder
 from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage
-from pipelines.stages import Needs, OpenMedia, Pairs
-from pipelines.stages._arrays import (
+from pipelines.engine.stage_kind import Needs, OpenMedia, Pairs
+from pipelines.stage_forms.array_stages import (
     ArrayShard,
     ArrayWork,
     ArrayWriter,
@@ -29,7 +29,7 @@ from pipelines.stages._arrays import (
     write_items,
     write_sources,
 )
-from pipelines.stages._earlier import EarlierRows
+from pipelines.stage_forms.earlier_rows import EarlierRows
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.image_models import ImageModel, open_model, resolved
 from xmodal.features.networks import ResNet, load

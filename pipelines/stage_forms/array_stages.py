@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages._earlier import SOURCES, EarlierRows
+from pipelines.stage_forms.earlier_rows import SOURCES, EarlierRows
 from xmodal.features import store
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.root.outputs import Output

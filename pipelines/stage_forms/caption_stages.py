@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import pyarrow as pa
 
 from pipelines.engine.stage import Sink
-from pipelines.stages._arrays import write_table
+from pipelines.stage_forms.array_stages import write_table
 from xmodal.records.caption_sources import CAPTIONS
 from xmodal.records.tables import Caption, schema
 
