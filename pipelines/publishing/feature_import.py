@@ -19,6 +19,7 @@ from pipelines import stages
 from pipelines.engine.building import Runner, build
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.engine.stage import Counts, Inputs, Sink, given
+from pipelines.engine.stage_kind import Needs
 from pipelines.engine.typed_settings import apply, parse_settings
 from pipelines.stage_forms.array_stages import (
     ArrayShard,
@@ -29,16 +30,19 @@ from pipelines.stage_forms.array_stages import (
     write_table,
 )
 from pipelines.stage_forms.earlier_rows import EarlierRows
+from pipelines.stages import semantics
 from xmodal.detection.region_arrays import DetectorWords
 from xmodal.detection.region_formats import ForeignRegions
-from xmodal.detection.region_store import REGIONS, regions_file
+from xmodal.detection.region_store import REGIONS, RegionStore, regions_file
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import Dtype, FeatureSpec
 from xmodal.features.foreign_formats import BLOCK, ForeignFeatures, reading
 from xmodal.features.store import ROWS
+from xmodal.records.tables import read_columns
 from xmodal.records.views import CLEAN
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, directories
+from xmodal.root.selection import find_output
 from xmodal.root.storage import Storage
 
 VERSION = 3
@@ -74,8 +78,9 @@ def import_features(
     settings: Sequence[str],
     run: Runner,
     progress: ProgressLine,
+    words: DetectorWords | None = None,
 ) -> dict[str, Any]:
-    """Makes a source's features, or regions, the output of stage `name`, and says what it is."""
+    """Makes a source's features, or regions with their words, the output of stage `name`, and says what it is."""
     _refuse_name(storage, name)
     parsed = parse_settings(list(settings), {"import": ImportConfig()})
     try:
@@ -87,7 +92,10 @@ def import_features(
     seen = _stamp(source)
     lengths = (spec.chunk_rows, spec.shard_rows, spec.shard_items if spec.ragged else None)
     what = (_sha256(source, progress), source.key, fingerprint(source.ids))
-    words = DetectorWords() if isinstance(source, ForeignRegions) else None
+    if isinstance(source, ForeignRegions):
+        words = words or DetectorWords()
+    elif words:
+        raise UserError(f"{source.files[0]} has no regions that words could be of")
     config = ImportConfig(*what, spec.row_shape, spec.dtype, spec.ragged, *lengths, words)
     opened = partial(_open, source, seen)
     stage = array_stage(name, config, (), VERSION, lambda config, inputs: PlannedArray(config.spec, source.ids), opened)
@@ -105,6 +113,18 @@ def import_features(
         "source_dtype": source.dtype,
         "copies": source.copies,
     }
+
+
+def write_semantics(storage: Storage, corpus: str, regions: Output, run: Runner, progress: ProgressLine) -> Output:
+    """Makes semantics of regions that no stage made, as captions of a corpus."""
+    records = find_output(storage.url, "records", corpus=corpus)
+    items = set(read_columns(records, "items.parquet", "id")["id"].to_pylist())
+    if not items.intersection(found := RegionStore(regions).ids):
+        raise UserError(
+            f"{corpus} has no item {found[0]!r}, nor any other that {regions.where} has: import with ids of its items"
+        )
+    made = semantics.make(semantics.SemanticsConfig(), Needs({"records": records, "regions": regions}))
+    return build(made, storage, run, progress)
 
 
 def _open(source: Foreign, seen: str, config: ImportConfig, inputs: Inputs) -> ArrayWriter:

@@ -294,7 +294,7 @@ def test_words_are_the_first_in_each_line(tmp_path: Path) -> None:
     assert detector.provenance()["object_words"] == sha256_of(objects)
     with pytest.raises(UserError, match="has 4 lines, but the weights tell 7 apart"):
         loaded(file, object_words=attributes)
-    with pytest.raises(UserError, match="is not there"):
+    with pytest.raises(UserError, match="there is no file of words"):
         loaded(file, object_words=tmp_path / "none.txt")
 
 

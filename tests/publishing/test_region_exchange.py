@@ -6,6 +6,7 @@ import json
 import pickle
 import tracemalloc
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,14 @@ from pipelines.publishing.feature_export import export_features
 from pipelines.publishing.feature_import import import_features
 from tests.detection.test_region_store import assert_same, make_store, some_regions
 from tests.features.test_exchange import PICKLED, Evil, npy_of
+from tests.toy_root import item_id, make_root
 from xmodal.detection.region_formats import open_regions
+from xmodal.detection.region_semantics import semantics_of
 from xmodal.detection.region_store import PictureRegions, RegionStore
 from xmodal.errors import UserError
+from xmodal.recipes import View
+from xmodal.records.views import captions_by_item
+from xmodal.root.outputs import find
 from xmodal.root.storage import open_storage
 
 QUIET = ProgressLine(quiet=True)
@@ -323,3 +329,38 @@ def test_the_commands_take_and_give_regions(tmp_path: Path, capsys: pytest.Captu
     where = json.loads(capsys.readouterr().out)["path"]
     assert main(["export", where, str(out), "--quiet"]) == 0
     assert sorted(file.name for file in out.iterdir()) == ["7.npz", "Straße-日本.npz", "a.npz"]
+
+
+def test_regions_of_others_become_captions_of_a_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_root(tmp_path, items=12)
+    seen = [replace(some_regions(item_id(number), 3), id=item_id(number)) for number in range(4)]
+    path = tsv(tmp_path / "vg.tsv", [fields_of(picture) for picture in seen])
+    words = {"object": "cat,kitten\nBlue Car\ndog\ntree\nsky\nroad", "attribute": "red\nold\nwet\nbig\nnew\nlow"}
+    for name, text in words.items():
+        (tmp_path / f"{name}.txt").write_text(text)
+    given = [part for name in words for part in (f"--{name}-words", str(tmp_path / f"{name}.txt"))]
+    command = ["import", str(path), "--root", root, "--name", "vg36", "--serial", "--json"]
+    assert main([*command, *given, "--semantics", "pictures"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["captions"] == len(seen)
+    (records,) = find(root, "records")
+    captions = captions_by_item(records, View("pictures", "toy/train", text="semantics"))
+    texts = captions.grouped(captions.texts)
+    store = RegionStore(told["path"])
+    for picture in seen:
+        expected = semantics_of(store.words, store.classes(picture.id), store.attributes(picture.id))
+        assert texts.get(picture.id, [expected]) == [expected]
+        assert expected
+    assert main([*command, "--semantics", "pictures"]) == 1
+    assert "--object-words" in capsys.readouterr().err
+
+
+def test_semantics_of_no_item_of_a_corpus_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = make_root(tmp_path, items=12)
+    path = tsv(tmp_path / "vg.tsv", [fields_of(some_regions("stranger", 2))])
+    (tmp_path / "words.txt").write_text("\n".join("abcdefgh"))
+    words = [f"--{name}-words={tmp_path / 'words.txt'}" for name in ("object", "attribute")]
+    assert (
+        main(["import", str(path), "--root", root, "--name", "x", *words, "--semantics", "pictures", "--serial"]) == 1
+    )
+    assert "pictures has no item 'stranger'" in capsys.readouterr().err

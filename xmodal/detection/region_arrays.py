@@ -4,9 +4,14 @@ Shapes: K regions, D numbers a feature, C classes and A attributes, each with a 
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from xmodal.corpora.visual_genome import vocabulary
+from xmodal.errors import UserError
+from xmodal.raw.raw_files import Raw
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,10 @@ class Regions:
             None if classes is None else classes[places],
             None if attributes is None else attributes[places],
         )
+
+
+def read_words(file: Path) -> tuple[str, ...]:
+    """Reads the names of classes or attributes, a line each: the first one of a line, in small letters."""
+    if not file.is_file():
+        raise UserError(f"there is no file of words {file}")
+    return tuple(names[0].lower() for names in vocabulary(Raw.of_files({file.name: file}), file.name)[1:])

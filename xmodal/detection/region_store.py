@@ -130,9 +130,10 @@ class RegionStore:
         for kind in kinds:
             if not words[kind] and (kind == "class" or len(pc.list_flatten(self.table[f"{kind}_ids"]))):
                 file = {"class": "object_words", "attribute": "attribute_words"}[kind]
+                option = file.replace("_", "-")
                 raise UserError(
                     f"{self.store.output.where} has regions without words of their {kind}: take those of a detector "
-                    f"that names them, or give the words as --file {file}=PATH"
+                    f"that names them, or give the words: --file {file}=PATH, or of imported ones --{option} PATH"
                 )
 
     def _row(self, id: str) -> int:

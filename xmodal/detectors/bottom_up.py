@@ -17,11 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal import __version__
-from xmodal.corpora.visual_genome import vocabulary
-from xmodal.detection.region_arrays import DetectorWords, Regions
+from xmodal.detection.region_arrays import DetectorWords, Regions, read_words
 from xmodal.errors import UserError, extra_needed
 from xmodal.features.weight_files import OF_FILE, RANDOM, check_device, enough_memory, reproducible, weights_sha256
-from xmodal.raw.raw_files import Raw
 from xmodal.root.files import sha256_of
 
 if TYPE_CHECKING:
@@ -70,14 +68,12 @@ def _words(files: Mapping[str, Path], name: str, count: int) -> tuple[str, ...]:
     """The first name in each line, in small letters."""
     if name not in files:
         return ()
-    if not files[name].is_file():
-        raise UserError(f"{files[name]}, given by --file {name}=PATH, is not there")
-    lines = vocabulary(Raw.of_files(files), name)[1:]
-    if len(lines) != count:
+    words = read_words(files[name])
+    if len(words) != count:
         raise UserError(
-            f"{files[name]} has {len(lines):,} lines, but the weights tell {count:,} apart: give their list"
+            f"{files[name]} has {len(words):,} lines, but the weights tell {count:,} apart: give their list"
         )
-    return tuple(names[0].lower() for names in lines)
+    return words
 
 
 def _sha256_of_numbers(network: "BottomUpNetwork") -> str:
