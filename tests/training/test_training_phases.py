@@ -617,9 +617,9 @@ def test_tensorboard_shows_what_the_log_says(root: str, tmp_path: Path) -> None:
 def test_no_setting_names_a_test_split(part: str) -> None:
     for name, known in recipes().items():
         own = getattr(known, part).split.rpartition("/")[0]
+        of_words = ["text.longest=9"] if isinstance(known.text, Tokens) else []
         for split in ("test", f"{own}/test", "toy/test", "1k-test"):
             with pytest.raises(UserError, match="would train or choose on split"):
-                of_words = ["text.longest=9"] if isinstance(known.text, Tokens) else []
                 recipe_with(name, [f"{part}.split={split}", "visual.stage=mine", *of_words])
 
 
