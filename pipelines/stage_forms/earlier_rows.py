@@ -4,6 +4,7 @@ A list that grew, shrank or was edited has other shards, but most of its rows ar
 is lent, of unfinished outputs too, if its bytes have their checksums.
 """
 
+import os
 import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -138,8 +139,13 @@ def _open(output: Output, unit: Unit, schema: pa.Schema, spec: FeatureSpec | Non
         rows = reader.rows(first, first + length)
         return rows if spec.ragged else rows[0]
 
-    weakref.finalize(values, shard_file.close)
+    weakref.finalize(values, _close, shard_file)
     return table, values
+
+
+def _close(file: BinaryIO) -> None:
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # else memory fills with what is not read again
+    file.close()
 
 
 def _open_local(output: Output, name: str) -> BinaryIO:
