@@ -70,6 +70,8 @@ class ProgressLine:
         def tick(count: int) -> None:
             nonlocal now_done, shown, logged
             now_done += count
+            if now_done == total and not self._redraws:
+                return  # the last line says so
             now = time.monotonic()
             if now - logged >= LOG_SECONDS:
                 logged = now

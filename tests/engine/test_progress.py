@@ -67,6 +67,11 @@ def test_short_work_gives_a_log_one_line(clock: Clock) -> None:
     assert run(Log(), clock, ticks=10, seconds=0.5, total=10) == ["fetch: 10/10 files (100 %), 2.0 files/s, in 5 s"]
 
 
+def test_slow_work_does_not_end_with_the_same_line_twice(clock: Clock) -> None:
+    lines = run(Log(), clock, ticks=2, seconds=40, total=2)
+    assert [line.partition(",")[0] for line in lines] == ["fetch: 1/2 files (50 %)", "fetch: 2/2 files (100 %)"]
+
+
 def test_a_log_gets_no_control_characters(clock: Clock) -> None:
     assert not set("\r\x1b") & set("".join(run(Log(), clock, ticks=100, seconds=1, total=100)))
 
