@@ -32,6 +32,13 @@ def test_a_run_comes_back_as_it_was_started(tmp_path: Path) -> None:
         run_folder.start(str(tmp_path), replace(RUN, features="cccc"))
 
 
+def test_a_run_does_not_write_into_somebodys_folder(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text("mine")
+    with pytest.raises(UserError, match=r"no run and not empty \(it has log\.jsonl\)"):
+        run_folder.start(str(tmp_path), RUN)
+    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {"log.jsonl": "mine"}
+
+
 def test_another_run_is_told_by_what_differs(tmp_path: Path) -> None:
     """As `--set` names it, the first few of many; what follows from the rest is not told."""
     (phase,) = recipe().phases

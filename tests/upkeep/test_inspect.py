@@ -22,7 +22,6 @@ from tests.upkeep.test_healing import blob_of, built
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, find
 from xmodal.root.storage import open_storage
-from xmodal.training import run_folder
 
 QUIET = ProgressLine(quiet=True)
 
@@ -147,13 +146,6 @@ def test_an_output_that_says_it_is_another_is_not_used(tmp_path: Path) -> None:
         find(str(tmp_path), "letters", count=60)
     with pytest.raises(UserError, match=r"stage\.json has changed"):
         _ = Output(open_storage(str(tmp_path)), output.folder).config
-
-
-def test_a_run_does_not_write_into_somebodys_folder(tmp_path: Path) -> None:
-    (tmp_path / "log.jsonl").write_text("mine")
-    with pytest.raises(UserError, match=r"no run and not empty \(it has log\.jsonl\)"):
-        run_folder.refuse_other_facts(str(tmp_path), None, {})
-    assert (tmp_path / "log.jsonl").read_text() == "mine"
 
 
 def test_blobs_that_no_set_lists_are_read_too(options: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:
