@@ -113,11 +113,16 @@ def named_files(parser: Parser) -> None:
 
 def files_by_name(args: Args, known: Collection[str]) -> dict[str, Path]:
     """The files of --file; `known` are names that stages give."""
+    from pipelines.engine.typed_settings import nearest
+
     files = dict[str, Path]()
     for text in args.file:
         name, _, file = text.partition("=")
-        if name not in known or not file:
+        if not file:
             raise UserError(f"--file takes NAME=PATH, not {text!r}; the names are: {', '.join(sorted(known))}")
+        if name not in known:
+            meant = nearest(name, {one: one for one in known})
+            raise UserError(f"no stage takes a file {name!r}{meant}; the names are: {', '.join(sorted(known))}")
         files[name] = Path(file).expanduser()
     return files
 

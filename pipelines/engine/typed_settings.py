@@ -40,7 +40,7 @@ def parse_settings(
     for stage, config in configs.items():  # all at once: one may need another
         try:
             apply(config, stage, settings)
-        except ValueError as error:
+        except (ValueError, UserError) as error:
             raise UserError(f"--set {' '.join(texts)}: {error}") from None
     return settings
 
@@ -102,16 +102,17 @@ def _settable(config: Any) -> dict[str, Any]:
         return {name: float for name, value in config.items() if isinstance(value, int | float)}
     kinds = get_type_hints(type(config))
     names = [field.name for field in fields(config) if "given" not in field.metadata]
-    return {name: kinds[name] for name in names if _is_plain(kinds[name])}
+    return {name: kinds[name] for name in names if is_plain(kinds[name])}
 
 
-def _is_plain(declared: Any) -> bool:
+def is_plain(declared: Any) -> bool:
+    """Whether `--set` can give a field of this type a value."""
     if get_origin(declared) is Literal or declared in (int, float, bool, str, type(None), Ellipsis):
         return True
     parts = get_args(declared)
     if get_origin(declared) is tuple and any(get_origin(part) is tuple for part in parts):
         return False  # commas part one list
-    return get_origin(declared) in (*UNIONS, tuple) and all(map(_is_plain, parts))
+    return get_origin(declared) in (*UNIONS, tuple) and all(map(is_plain, parts))
 
 
 def _convert(text: str, declared: Any) -> Any:

@@ -9,6 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any, get_args, get_type_hints
 
 from pipelines.engine.stage_kind import StageKind
+from pipelines.engine.typed_settings import is_plain
 from xmodal.errors import UserError
 from xmodal.python_files import load_module
 from xmodal.records.tables import Kind, Label
@@ -48,6 +49,10 @@ def _check_config(config: Any, where: str) -> None:
         raise UserError(f"{where}: config={config!r} is no class with @dataclass(frozen=True)")
     if lacking := [f.name for f in fields(config) if f.default is MISSING and f.default_factory is MISSING]:
         raise UserError(f"{where}: give the field {lacking[0]} of {config.__name__} a default")
+    kinds, settings = get_type_hints(config), [f.name for f in fields(config) if "given" not in f.metadata]
+    if wrong := [f"{name}: {kinds[name]}" for name in settings if not is_plain(kinds[name])]:
+        allowed = "bool, int, float, str, a Literal, a tuple such as tuple[int, ...], or one of these or None"
+        raise UserError(f"{where}: {config.__name__} has {wrong[0]}: a setting is {allowed}; else write given()")
 
 
 def _found() -> list[str]:

@@ -9,8 +9,11 @@ from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import xmodal as xmodal
 from tests.fetching.test_ledger import Publisher, publishing
 from tests.toy_root import one_thread as one_thread
+from xmodal.checks.corpus_contract import declaration_faults
+from xmodal.corpora import load
 
 TOY = Path(__file__).parents[1] / "fixtures/toy_model.py"
+PICTURES = TOY.with_name("pictures.py")
 
 
 @pytest.fixture
@@ -81,6 +84,18 @@ def test_what_a_corpus_lacks_is_said(old: str, new: str, said: str, xmodal: Xmod
     found = xmodal("check", publisher.file, "--raw", publisher.folder)
     assert found.code == (1 if said else 0), found
     assert any(one in found.out for one in said.split("|"))
+
+
+@pytest.mark.parametrize(
+    ("about", "said"),
+    [
+        ("    a.jpg<TAB>a cat\n" * 3, "name the traps: it has 3 lines, not over 10"),
+        ("a.jpg\n" * 11, "name the traps: no sample is indented by four spaces"),
+    ],
+)
+def test_a_docstring_without_a_sample_or_traps_is_told_what_it_lacks(about: str, said: str) -> None:
+    (fault,) = [fault for fault in declaration_faults(load(str(PICTURES)), about) if "docstring" in fault]
+    assert fault.endswith(said)
 
 
 def test_a_model_that_breaks_the_contract_exits_with_one(xmodal: Xmodal, tmp_path: Path) -> None:

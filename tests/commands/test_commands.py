@@ -197,9 +197,11 @@ def test_a_root_that_cannot_be_made_is_not_said_to_be_damaged(xmodal: Xmodal, pu
 def test_a_file_may_be_given_by_the_name_that_a_stage_gives_it(
     xmodal: Xmodal, publisher: Publisher, root: Path
 ) -> None:
-    said = xmodal("plan", publisher.file, "--root", root, "--file", "nobody=x.pth").complaint
-    assert "--file takes NAME=PATH, not 'nobody=x.pth'; the names are: " in said
+    said = xmodal("plan", publisher.file, "--root", root, "--file", "x.pth").complaint
+    assert "--file takes NAME=PATH, not 'x.pth'; the names are: " in said
     assert "weights" in said
+    said = xmodal("plan", publisher.file, "--root", root, "--file", "weigths=x.pth").complaint
+    assert "no stage takes a file 'weigths' (do you mean weights?); the names are: " in said
     assert xmodal.done("plan", publisher.file, "--root", root, "--file", "weights=x.pth")["stages"]
     assert (
         "no stage of this plan reads --file weights"

@@ -230,6 +230,11 @@ def test_a_corpus_without_its_kind_is_refused_before_anything_is_fetched(
             'of="picture"',
             r"toy_tints\.py: of='picture' is no kind of item or label; there are: image, clip, ",
         ),
+        (
+            "    side: int",
+            "    sides: tuple = (3, 4)\n    side: int",
+            r"toy_tints\.py: ToyTintsConfig has sides: <class .tuple.>: a setting is bool, .*; else write given",
+        ),
         ('("records", "media")', '("toy_tints",)', "stages need each other: toy_tints → toy_tints"),
     ],
 )

@@ -1,6 +1,7 @@
 """A corpus in a user's own file, and a sample of a corpus: one name in every command, and said in what is made."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,6 +50,25 @@ def test_a_file_keeps_its_name_in_every_command(
         status = xmodal.done("status", name, "--root", root)
         assert {row["path"] for row in status["outputs"]} == set(outputs(made))
     assert "nothing of coco is under" in xmodal("status", "coco", "--root", root).complaint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("seen[item], text)", "'x', text)", r"position='x'.*, whose position is no int64: "),
+        ("seen[item], text)", "seen[item], 3)", r"text=3.*, whose text is no string: "),
+        ('f"pictures/{name}")', 'f"pictures/{name}", "photo")', r"an? Item of kind 'photo'; there are: image, clip$"),
+    ],
+)
+def test_a_row_that_is_none_is_told_in_a_line(
+    old: str, new: str, said: str, xmodal: Xmodal, publisher: Publisher, root: Path
+) -> None:
+    text = publisher.file.read_text()
+    assert old in text
+    publisher.file.write_text(text.replace(old, new))
+    told = xmodal("build", f"{publisher.file}/records", "--root", root).complaint
+    assert re.search(said, told.strip()), told
+    assert "\n" not in told.strip()
 
 
 def test_commands_that_read_records_take_the_file_too(xmodal: Xmodal, publisher: Publisher, root: Path) -> None:

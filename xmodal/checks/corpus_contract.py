@@ -33,8 +33,11 @@ def type_faults(corpus: Corpus) -> Iterator[str]:
 
 def declaration_faults(corpus: Corpus, about: str) -> Iterator[str]:
     """`about` is the docstring of the corpus' module."""
-    if len(about.splitlines()) <= LINES or not re.search(r"^ {4}\S", about, re.MULTILINE):
-        yield f"the docstring does not show the raw files and name the traps: over {LINES} lines, the sample indented"
+    lines, has_sample = len(about.splitlines()), re.search(r"^ {4}\S", about, re.MULTILINE)
+    if lines <= LINES or not has_sample:
+        faults = [f"it has {lines} lines, not over {LINES}"] if lines <= LINES else []
+        faults += [] if has_sample else ["no sample is indented by four spaces"]
+        yield f"the docstring does not show the raw files and name the traps: {' and '.join(faults)}"
     if not corpus.homepage.startswith("http"):
         yield f"CORPUS.homepage is no address: {corpus.homepage!r}"
     if not corpus.licence.strip():

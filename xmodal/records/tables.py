@@ -1,7 +1,8 @@
 """The tables of records, which every corpus becomes: one row class, one Arrow schema, one Parquet file each."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, BinaryIO, Literal, Self, TypeVar, get_args, get_origin, get_type_hints
 
@@ -155,18 +156,39 @@ class Tables:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        # also after parsing stopped: the caller throws away what was written then
-        for name in ROWS:
-            if self._rows[name]:
-                self._flush(name)
-            self._writers[name].close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        with ExitStack() as closing:
+            for writer in self._writers.values():
+                closing.callback(writer.close)
+            for name in ROWS:
+                if self._rows[name] and kind is None:  # else the caller throws away what was written
+                    self._flush(name)
 
     def _flush(self, name: str) -> None:
-        row = ROWS[name]
-        columns = {f.name: [getattr(r, f.name) for r in self._rows[name]] for f in fields(row)}
-        self._writers[name].write_table(pa.table(columns, schema=schema(row)), row_group_size=self._row_group)
-        self._rows[name].clear()
+        rows = self._rows[name]
+        self._writers[name].write_table(_table(ROWS[name], rows), row_group_size=self._row_group)
+        rows.clear()
+
+
+def _table(kind: type[Row], rows: Sequence[Row]) -> pa.Table:
+    columns, types = {f.name: [getattr(row, f.name) for row in rows] for f in fields(kind)}, schema(kind)
+    for name, declared in get_type_hints(kind).items():
+        if get_origin(declared) is Literal and (wrong := {*columns[name]} - {*get_args(declared)}):
+            there = ", ".join(get_args(declared))
+            raise UserError(f"parse yields a {kind.__name__} of {name} {min(wrong, key=repr)!r}; there are: {there}")
+    try:
+        return pa.table(columns, schema=types)
+    except (pa.ArrowException, TypeError, OverflowError) as error:
+        raise UserError(f"parse yields {_wrong_field(rows, types)}: {error}") from error
+
+
+def _wrong_field(rows: Sequence[Row], types: pa.Schema) -> str:
+    for row, field in itertools.product(rows, types):
+        try:
+            pa.array([getattr(row, field.name)], field.type)
+        except (pa.ArrowException, TypeError, OverflowError):
+            return f"{row!r:.200}, whose {field.name} is no {field.type}"
+    raise AssertionError("each value is of its column's type")
 
 
 def read_columns(output: Output, name: str, *columns: str) -> pa.Table:
