@@ -159,7 +159,10 @@ def main() -> None:
         if not _same(before[stage], now[stage]) and before[stage]["version"] == now[stage]["version"]:
             sys.exit(f"stage {stage} gives other bytes under version {now[stage]['version']}: raise its version first")
     for stage, found in now.items():
-        (PINNED / f"{stage}.json").write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+        file, text = PINNED / f"{stage}.json", json.dumps(found, indent=1, sort_keys=True) + "\n"
+        if not file.exists() or file.read_text() != text:
+            file.write_text(text)
+            print(f"wrote {file}")
 
 
 if __name__ == "__main__":
