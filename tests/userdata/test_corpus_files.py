@@ -71,6 +71,14 @@ def test_a_row_that_is_none_is_told_in_a_line(
     assert "\n" not in told.strip()
 
 
+def test_a_corpus_without_pictures_in_its_sources_is_told_so(xmodal: Xmodal, publisher: Publisher, root: Path) -> None:
+    publisher.file.write_text(publisher.file.read_text().replace("media=media", "media=None"))
+    assert (
+        "no picture or clip: neither CORPUS.sources nor its media(raw) has any"
+        in xmodal("build", publisher.file, "--root", root).out
+    )
+
+
 def test_commands_that_read_records_take_the_file_too(xmodal: Xmodal, publisher: Publisher, root: Path) -> None:
     xmodal.done("build", f"{publisher.file}/records", "--root", root)
     for name in (publisher.file, "pictures"):

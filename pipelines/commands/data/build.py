@@ -74,6 +74,9 @@ def outputs(result: Result) -> Lines:
 def _below(row: Result, root: str) -> Lines:
     from pipelines.fetching.ledger import LINK
 
+    if row["stage"] == "media" and not row["planned"]:
+        yield "no picture or clip: neither CORPUS.sources nor its media(raw) has any, so stages that look at them fail"
+        return
     yield counts(row["counts"]) + failures(row["failures"])
     yield from (f"{rule}: {count:,}" for rule, count in row["counts"].items() if rule.startswith("odd: ") and count)
     reasons = row.get("reasons", {})
