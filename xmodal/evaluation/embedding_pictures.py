@@ -17,6 +17,7 @@ from xmodal.evaluation.attention_pictures import places_of
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.features.contact_sheets import DrawnPicture, save_sheets
 from xmodal.media.charts import Series, Titles, scatter_chart
+from xmodal.metrics.similarities import cuts
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats
 
@@ -24,6 +25,7 @@ FIRST = 500  # items: more dots cover each other
 FEWEST = 4  # of whose neighbours something is to be seen
 PERPLEXITY = 30.0  # neighbours that a point is near to: scikit-learn's default, as the paper tells none
 SEED = 0
+BLOCK = 64  # items that are encoded at once
 
 
 def draw_plane(
@@ -65,17 +67,16 @@ def perplexity_of(points: int) -> float:
 
 def _embeddings(asked: OpenedRun, run: str, setup: Setup, places: Sequence[int]) -> NDArray[np.float32]:
     """(2 N, E): those of the items, then those of the first caption of each."""
-    reader, scorer = asked.reader, asked.scorer
-    starts = reader.examples.caption_starts
+    reader, scorer, items = asked.reader, asked.scorer, np.array(places)
+    captions = reader.examples.caption_starts[items]
     visual, text = list[object](), list[object]()
-    with torch.inference_mode(), setup.progress.over("encode", len(places), unit="items") as tick:
-        for place in places:
-            visual.append(scorer.encode_visual(floats(reader.visual(slice(place, place + 1)), setup.device)))
-            caption = int(starts[place])
-            text.append(scorer.encode_text(_on_device(reader.text(slice(caption, caption + 1)), setup.device)))
-            tick(1)
+    with torch.inference_mode(), setup.progress.over("encode", len(items), unit="items") as tick:
+        for some in cuts(len(items), BLOCK):
+            visual.append(scorer.encode_visual(floats(reader.visual(items[some]), setup.device)))
+            text.append(scorer.encode_text(_on_device(reader.text(captions[some]), setup.device)))
+            tick(some.stop - some.start)
     rows = [one for one in (*visual, *text) if isinstance(one, Tensor) and one.is_floating_point() and one.ndim == 2]
-    if len(rows) < 2 * len(places) or len({one.shape for one in rows}) > 1:
+    if len(rows) < len(visual) + len(text) or len({one.shape[1] for one in rows}) > 1:
         name = asked.started.recipe.name
         raise UserError(f"{run}: {name} does not give each item and caption one vector, as A3VSE does, so has no plane")
     return np.asarray(torch.cat(rows).float().cpu().numpy())

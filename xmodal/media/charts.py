@@ -18,7 +18,7 @@ DOT, SMALL_DOT, STROKE = 7, 4, 3  # pixels: radius of the points of a line, and 
 FINER = 2  # times as many pixels are drawn, and then averaged, as Pillow has no smooth lines
 TICKS = 6  # steps of an axis at most
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # the colour-blind see them too
-GREY, JOIN, FRAME = "#d8d8d8", "#999999", "#555555"
+GREY, JOIN, FRAME = "#d8d8d8", "#bbbbbb", "#555555"
 
 
 @dataclass(frozen=True, eq=False)
