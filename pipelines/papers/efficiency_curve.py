@@ -94,11 +94,15 @@ def draw_curve(experiment: Experiment, points: Sequence[Point], file: Path) -> N
     lines = defaultdict[str, list[tuple[float, float]]](list)
     for point in points:
         lines[point.model].append((point.share, point.value))
-    corpora = " and ".join(experiment.corpora)
+    note = f"Drawn are {len(points)} of {len(experiment.rows)} rows, those with a finished run."
+    if len({(point.model, point.share) for point in points}) < len(points):
+        note += (
+            " Points above each other are of as many pairs, but of more pictures with fewer captions, or the reverse."
+        )
     titles = Titles(
-        f"{experiment.name}: {experiment.columns[0]} on {corpora}, by the share of pairs that were learned from",
-        f"measured: {len(points)} of {len(experiment.rows)} rows; the others have no finished run",
-        "pairs of a picture and a caption, % of the training split's",
+        f"{experiment.name}: {experiment.columns[0]} on {' and '.join(experiment.corpora)}, by the share of annotated pairs",
+        note,
+        "annotated pairs that were learned from, % of those of the whole training split",
         experiment.columns[0],
     )
     chart = line_chart([Series(model, np.array(sorted(line))) for model, line in lines.items()], titles)

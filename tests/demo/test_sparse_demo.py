@@ -62,7 +62,7 @@ def test_everything_is_done_once_and_what_is_printed_is_measured(tmp_path: Path)
     assert lines[0].startswith("corpora were fetched")
     assert lines_of(second)[0] == "everything is up to date"
     assert any("12 of coco's 120 training scenes (10%) have captions" in line for line in lines)
-    start = next(place for place, line in enumerate(lines) if line.startswith("A3VSE where"))
+    start = next(place for place, line in enumerate(lines) if line.startswith("A3VSE, where"))
     (row,) = [line for line in lines[start:] if line.startswith("  demo-a3vse   ")]
     assert row.split()[-1] == f"{measured.rsum:.1f}"
     look = [line.split() for line in lines if line.endswith("/tsne")]

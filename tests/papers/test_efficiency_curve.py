@@ -81,7 +81,8 @@ def test_finished_runs_are_drawn_and_others_are_named(tmp_path: Path, monkeypatc
     assert line.name == "VSE++"
     np.testing.assert_allclose(line.points_N2, [(20, values[0]), (100, values[1])])
     assert titles.up == "t2i R@1"
-    assert "measured: 2 of 6 rows" in titles.note
+    assert titles.note == "Drawn are 2 of 6 rows, those with a finished run."
+    assert "Figure 9: t2i R@1 on pictures" in titles.top
     assert told["points"] == [{"model": "VSE++", "share": share, "value": value} for share, value in line.points_N2]
     assert {name: reason.rpartition(" ")[2] for name, reason in told["missing"].items()} == {
         "Wide, half": "settings",
@@ -105,10 +106,15 @@ def test_several_models_have_a_line_each_in_the_order_of_shares(
     monkeypatch.setattr(efficiency_curve, "line_chart", lambda *what: given.append(what) or draw(*what))
     points = [Point("A", 50, 40.0), Point("B", 2, 7.0), Point("A", 10, 30.0), Point("s_g", 0, 10.5)]
     efficiency_curve.draw_curve(FIGURE, points, tmp_path / "curve.png")
-    ((first, second, third), _) = given[0]
+    ((first, second, third), titles) = given[0]
+    assert "Points above" not in titles.note
     assert [one.name for one in (first, second, third)] == ["A", "B", "s_g"]
     assert first.points_N2.tolist() == [[10, 30], [50, 40]]
     assert third.points_N2.tolist() == [[0, 10.5]]
+    efficiency_curve.draw_curve(FIGURE, [*points, Point("A", 50, 44.0)], tmp_path / "curve.png")
+    (line, *_), titles = given[1]
+    assert line.points_N2.tolist() == [[10, 30], [50, 40], [50, 44]]
+    assert "Points above each other are of as many pairs" in titles.note
 
 
 def test_semantics_of_any_output_are_the_recipe_s(tmp_path: Path) -> None:

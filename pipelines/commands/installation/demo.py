@@ -68,10 +68,12 @@ def text(result: Result) -> Lines:
 def _sparse(sparse: Result) -> Lines:
     annotated, detector = sparse["annotated"], sparse["detector"]
     every = annotated + sparse["unannotated"]
-    yield f"A3VSE where {annotated:,} of coco's {every:,} training scenes ({annotated / every:.0%}) have captions, and"
-    yield f"  the others semantics, by a detector that learned from {detector['pictures']:,} scenes of another world:"
-    yield f"  recall {detector['recall']:.3f} and precision {detector['precision']:.3f} of what it says of new scenes;"
-    yield f"  demo-a3vse has the paper's adversarial losses at {sparse['adversary']:g} of their weights"
+    yield f"A3VSE, where {annotated:,} of coco's {every:,} training scenes ({annotated / every:.0%}) have captions and"
+    yield f"the others semantics, by a detector that learned from {detector['pictures']:,} scenes of another world;"
+    scores = f"recall {detector['recall']:.3f} and precision {detector['precision']:.3f} of attributes with classes"
+    yield f"in {detector['measured']:,} new scenes it has {scores}."
+    yield f"demo-a3vse has the adversarial losses at {sparse['adversary']:g} of the paper's weights; the other two lack"
+    yield "them, and the last one semantics too:"
     yield from _recall("coco", [one["evaluation"] for one in sparse["runs"]])
 
 

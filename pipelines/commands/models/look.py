@@ -1,4 +1,4 @@
-"""Draws where a model looks, what it puts near, clips, and detected regions; or measures what makes a model unsure.
+"""Draws attention, planes of embeddings, clips and regions; or measures what makes a model unsure.
 
 examples:
   xmodal look runs/pvse --root data --attention maps --first 20
