@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.papers.experiments import Available, Experiment
+from pipelines.papers.experiments import Available, Experiment, is_measured
 from pipelines.papers.reproduction import about, evaluated, ready_recipes
 from xmodal.errors import UserError, few
 from xmodal.media.charts import Series, Titles, line_chart
@@ -31,9 +31,13 @@ class Point:
 
 def curve(experiment: Experiment, available: Available, setup: Setup, runs: Path, file: Path) -> dict[str, Any]:
     """Evaluates the finished runs, trains none, and draws them; `missing` says why of other rows."""
+    if file.is_dir():
+        raise UserError(f"{file} is a folder: name the PNG that is to be written")
     recipes = ready_recipes(experiment, available)
     if len({share_of(recipe) for recipe in recipes.values()}) < 2:
         raise UserError(f"{experiment.name} has no curve: its rows do not learn from several shares of the pairs")
+    if not any(map(is_measured, experiment.columns[:1])):
+        raise UserError(f"{experiment.name} has no curve: it has no recall or other measure")
     why = {name: why_not_measured(recipe, runs / name) for name, recipe in recipes.items()}
     asked = {row.name: why.get(row.run, "cannot be trained yet") for row in experiment.rows if row.recipe}
     missing = {name: reason for name, reason in asked.items() if reason}
@@ -94,16 +98,16 @@ def draw_curve(experiment: Experiment, points: Sequence[Point], file: Path) -> N
     lines = defaultdict[str, list[tuple[float, float]]](list)
     for point in points:
         lines[point.model].append((point.share, point.value))
+    measure, corpora = experiment.columns[0], " and ".join(experiment.corpora)
     note = f"Drawn are {len(points)} of {len(experiment.rows)} rows, those with a finished run."
     if len({(point.model, point.share) for point in points}) < len(points):
-        note += (
-            " Points above each other are of as many pairs, but of more pictures with fewer captions, or the reverse."
-        )
+        same = "Points above each other are of as many pairs, but of more pictures with fewer captions, or the reverse."
+        note = f"{note} {same}"
     titles = Titles(
-        f"{experiment.name}: {experiment.columns[0]} on {' and '.join(experiment.corpora)}, by the share of annotated pairs",
+        f"{experiment.name}: {measure} on {corpora}, by the share of annotated pairs",
         note,
         "annotated pairs that were learned from, % of those of the whole training split",
-        experiment.columns[0],
+        measure,
     )
     chart = line_chart([Series(model, np.array(sorted(line))) for model, line in lines.items()], titles)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -131,6 +131,8 @@ def test_semantics_of_any_output_are_the_recipe_s(tmp_path: Path) -> None:
         (["a3vse figure 1"], "--curve evaluates runs: add --root"),
         (["a3vse", "--root", "ROOT"], "--curve draws one table or figure: name it, such as a3vse Table 1"),
         (["pvse table 3", "--root", "ROOT"], "has no curve: its rows do not learn from several shares"),
+        (["a3vse figure 3", "--root", "ROOT"], "a3vse Figure 3 has no curve: it has no recall or other measure"),
+        (["a3vse figure 1", "--root", "ROOT", "--curve", "ROOT"], "is a folder: name the PNG"),
         (["a3vse figure 1", "--root", "ROOT", "--runs", "ROOT/no"], "a3vse Figure 1 has no finished run in"),
     ],
 )
@@ -138,6 +140,6 @@ def test_what_cannot_be_drawn_is_one_line(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [word.replace("ROOT", str(tmp_path)) for word in arguments]
-    assert main(["reproduce", *given, "--curve", str(tmp_path / "curve.png")]) == 1
+    assert main(["reproduce", "--curve", str(tmp_path / "curve.png"), *given]) == 1
     assert said in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from xmodal.batches.batch import Padded
 from xmodal.errors import UserError, extra_needed
 from xmodal.evaluation.attention_pictures import places_of
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
@@ -19,7 +18,7 @@ from xmodal.features.contact_sheets import DrawnPicture, save_sheets
 from xmodal.media.charts import Series, Titles, scatter_chart
 from xmodal.metrics.similarities import cuts
 from xmodal.training.run_setup import Setup
-from xmodal.training.validation import floats
+from xmodal.training.validation import floats, on_device
 
 FIRST = 500  # items: more dots cover each other
 FEWEST = 4  # of whose neighbours something is to be seen
@@ -73,14 +72,10 @@ def _embeddings(asked: OpenedRun, run: str, setup: Setup, places: Sequence[int])
     with torch.inference_mode(), setup.progress.over("encode", len(items), unit="items") as tick:
         for some in cuts(len(items), BLOCK):
             visual.append(scorer.encode_visual(floats(reader.visual(items[some]), setup.device)))
-            text.append(scorer.encode_text(_on_device(reader.text(captions[some]), setup.device)))
+            text.append(scorer.encode_text(on_device(reader.text(captions[some]), setup.device)))
             tick(some.stop - some.start)
     rows = [one for one in (*visual, *text) if isinstance(one, Tensor) and one.is_floating_point() and one.ndim == 2]
     if len(rows) < len(visual) + len(text) or len({one.shape[1] for one in rows}) > 1:
         name = asked.started.recipe.name
         raise UserError(f"{run}: {name} does not give each item and caption one vector, as A3VSE does, so has no plane")
     return np.asarray(torch.cat(rows).float().cpu().numpy())
-
-
-def _on_device(text: Padded, device: str) -> Padded:
-    return floats(text, device) if text.values.is_floating_point() else text.to(device)

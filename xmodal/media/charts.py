@@ -127,7 +127,10 @@ class _Plot:
             ends_22[:, side] = value
             self.line(ends_22, GREY, 1)
             left, top = (round(pixel) for pixel in self.places(ends_22)[0])
-            self.text(*((left, top + 4, f"{value:g}", "ma") if side == 0 else (left - 8, top, f"{value:g}", "rm")))
+            if side == 0:
+                self.text(left, top + 4, f"{value:g}", "ma")
+            else:
+                self.text(left - 8, top, f"{value:g}", "rm")
 
     def line(self, points_N2: NDArray[Any], colour: str, width: int) -> None:
         pixels = [(FINER * x, FINER * y) for x, y in self.places(points_N2)]
