@@ -57,7 +57,7 @@ def learned(options: BuildOptions, folder: Path, shown: Sequence[Show]) -> dict[
     options = replace(options, settings=SMALL | dict(options.settings))
     outputs, runs = list[Any](), list[Any]()
     for show in shown:
-        rows = _built(options, folder / "publisher" / show.corpus.name, show)
+        rows = built(options, folder / "publisher" / show.corpus.name, show)
         outputs += rows
         runs += _runs(options, folder / "runs", show, {row["stage"]: row["identity"] for row in rows})
     return {"root": options.storage.url, "outputs": outputs, "runs": runs}
@@ -75,7 +75,7 @@ def shows(world: World) -> tuple[Show, ...]:
     )
 
 
-def _built(options: BuildOptions, publisher: Path, show: Show) -> list[dict[str, Any]]:
+def built(options: BuildOptions, publisher: Path, show: Show) -> list[dict[str, Any]]:
     corpus = _published(options, publisher, show)
     corpus_names.remember_generated(options.storage, corpus, publisher)
     cuts = {CUT: (publisher / CUT).stat().st_size // 2} if (publisher / CUT).exists() else {}
@@ -87,7 +87,7 @@ def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str
     from xmodal.evaluation.run_metrics import evaluate
 
     runs = []
-    for recipe in show.recipes:
+    for recipe in (_of_outputs(recipe, identity) for recipe in show.recipes):
         used: dict[str, Any] = {"records": identity["records"], "features": identity[recipe.visual.stage]}
         if any(phase.pixels for phase in recipe.phases):
             used["pixels"] = identity["pixels"]
@@ -98,6 +98,14 @@ def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str
         report = evaluate(str(run), setup)
         runs.append({"training": outcome, "evaluation": json.loads(report.to_json())})
     return runs
+
+
+def _of_outputs(recipe: Recipe, identity: Mapping[str, str]) -> Recipe:
+    """Names the output that words of un-annotated items are read from, of which a root may have several."""
+    if recipe.unannotated is None:
+        return recipe
+    source = recipe.unannotated.source
+    return replace(recipe, unannotated=replace(recipe.unannotated, text=f"{source}/{identity[source]}"))
 
 
 def recipes() -> tuple[Recipe, ...]:
@@ -112,19 +120,19 @@ def recipes() -> tuple[Recipe, ...]:
     tuned = Phase(1, replace(learning, learning_rate=1e-4), pvse.weights, pixels=Pixels("resized", flip=True))
     spread = Phase(5, replace(learning, rule="adamp", unclipped=("scale", "shift")), pcme.weights)
     return (
-        _small("vse0", (once,)),
-        _small("pvse-coco", (warm, tuned), embeddings=2, negatives="all"),
-        _small("pcme-coco", (spread,)),
+        small("vse0", (once,)),
+        small("pvse-coco", (warm, tuned), embeddings=2, negatives="all"),
+        small("pcme-coco", (spread,)),
     )
 
 
 def _of_clips(name: str) -> Recipe:
     weights = recipe_runs.recipes()[name].phases[0].weights
-    short = _small(name, (Phase(12, replace(STEPS, learning_rate=2e-3), weights),), embeddings=2)
+    short = small(name, (Phase(12, replace(STEPS, learning_rate=2e-3), weights),), embeddings=2)
     return replace(short, name=f"demo-{name}", batch_size=32)
 
 
-def _small(name: str, phases: tuple[Phase, ...], **model: Any) -> Recipe:
+def small(name: str, phases: tuple[Phase, ...], **model: Any) -> Recipe:
     known = recipe_runs.recipes()[name]
     return replace(
         known,

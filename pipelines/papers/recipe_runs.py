@@ -176,12 +176,16 @@ def read_for(config: Config, setup: Setup, corpus: str, split: str | None) -> tu
     return View(corpus, split or test_split(setup.tables(corpus), corpus)), Features("resnet")
 
 
-def look(run: Path, setup: Setup, split: str | None, folder: Path | None, **some: Any) -> dict[str, Any]:
-    """Draws attention in a folder; without one, probes uncertainty."""
+def look(
+    run: Path, setup: Setup, split: str | None, attention: Path | None, plane: Path | None, **some: Any
+) -> dict[str, Any]:
+    """Draws attention in a folder, or a plane of embeddings; without a folder, probes uncertainty."""
     from xmodal.evaluation.attention_pictures import draw
+    from xmodal.evaluation.embedding_pictures import draw_plane
     from xmodal.evaluation.uncertainty_probes import probe
 
+    folder = attention or plane
     if folder is None:
         return asdict(probe(str(run), setup, split))
-    pictures = draw(str(run), setup, split, folder, **some)
+    pictures = (draw if attention else draw_plane)(str(run), setup, split, folder, **some)
     return {"folder": str(folder), "pictures": [asdict(one) for one in pictures]}

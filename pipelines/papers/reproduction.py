@@ -91,19 +91,29 @@ def _set(settings: Iterable[str]) -> str:
 
 def run(experiment: Experiment, available: Available, setup: Setup, runs: Path) -> list[dict[str, Any]]:
     """Trains and evaluates the ready rows; says before the first whatever one misses."""
-    from xmodal.evaluation.run_metrics import evaluate
-
-    ready = _ready_runs(experiment, available)
-    if not ready:
-        raise UserError(f"{experiment.name} has no row that can be run; {state(experiment, available)}")
-    recipes = {row.run: recipe_of(row, available) for row in ready}
+    recipes = ready_recipes(experiment, available)
     _check(experiment, recipes, setup, runs)
     for name, recipe in recipes.items():
         recipe_runs.train(recipe, setup if _vectors(recipe) else replace(setup, vectors=None), runs / name)
+    return evaluated(experiment, recipes, setup, runs)
+
+
+def ready_recipes(experiment: Experiment, available: Available) -> dict[str, Recipe]:
+    """By the folder of the run."""
+    ready = _ready_runs(experiment, available)
+    if not ready:
+        raise UserError(f"{experiment.name} has no row that can be run; {state(experiment, available)}")
+    return {row.run: recipe_of(row, available) for row in ready}
+
+
+def evaluated(experiment: Experiment, recipes: Mapping[str, Recipe], setup: Setup, runs: Path) -> list[dict[str, Any]]:
+    """The rows, with what the runs of `recipes` measure."""
+    from xmodal.evaluation.run_metrics import evaluate
+
     rows = [asdict(row) | {"measured": None} for row in experiment.rows]
     for row, told in zip(experiment.rows, rows, strict=True):
-        if is_ready(row, available):
-            split = recipes[row.run].validation.split if experiment.on_validation else None
+        if recipe := recipes.get(row.run):
+            split = recipe.validation.split if experiment.on_validation else None
             report = evaluate(str(runs / row.run), setup, split, distance=row.score or None)
             told["measured"] = measured(report, experiment.columns)
     return rows

@@ -320,6 +320,16 @@ def test_what_look_measures_is_ready_with_its_command() -> None:
         ]
 
 
+def test_pictures_of_a3vse_are_ready_with_their_commands() -> None:
+    known = available()
+    (planes,), (curves,) = find("a3vse figure 3"), find("a3vse figure 1")
+    assert state(planes, known) == "ready"
+    shown = [command.split() for command in to_run(planes, known)[-3:]]
+    assert [words[2] for words in shown] == [f"runs/{row.run}" for row in planes.rows]
+    assert all(words[1] == "look" and "--tsne" in words for words in shown)
+    assert to_run(curves, known)[-1].startswith("xmodal reproduce a3vse figure 1 --root data --curve ")
+
+
 def test_commands_are_whole() -> None:
     """The network of the paper, pictures where a phase sees them, and the file of vectors."""
     (table,) = find("pcme table 1")

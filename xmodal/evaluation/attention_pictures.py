@@ -50,7 +50,7 @@ def draw(
     """Draws a PNG for each of the items, or the first ones of the split."""
     asked = open_run(run, setup, split)
     attend, show = _attention(asked, run), _show_clips(asked) if asked.features.spec.ragged else _show_pictures(asked)
-    places = _places(asked, items)[: None if items else first]
+    places = places_of(asked, items)[: None if items else first]
     described = captions_by_item(asked.records, asked.view)
     captions = described.grouped(described.texts)
 
@@ -95,7 +95,7 @@ def grid_network(asked: OpenedRun) -> ResNet:
     return network
 
 
-def _places(asked: OpenedRun, items: Sequence[str]) -> list[int]:
+def places_of(asked: OpenedRun, items: Sequence[str]) -> list[int]:
     places = {id: place for place, id in enumerate(asked.reader.examples.ids)}
     if strange := [id for id in items if id not in places]:
         raise UserError(

@@ -91,6 +91,15 @@ def read_last(run: str) -> dict[str, Any] | None:
     return read_tensors(run, run_folder.LAST) if run_folder.has_state(run) else None
 
 
+def is_finished(run: str, phases: int) -> bool:
+    """Whether all phases are done; a run without phases is done once it is written."""
+    if not phases:
+        return LocalStorage(run).size(run_folder.BEST) is not None
+    saved = read_last(run)
+    with blaming_last(run):
+        return saved is not None and state_of(saved, phases).phase == phases
+
+
 def state_of(saved: dict[str, Any], phases: int) -> TrainingState:
     state, fresh = TrainingState(**saved["state"]), vars(TrainingState())
     wrong = any(type(value) is not type(fresh[name]) for name, value in vars(state).items())

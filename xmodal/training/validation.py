@@ -69,10 +69,7 @@ def compared(
             visual.append(scorer.encode_visual(floats(reader.visual(rows), device)))
             tick(rows.stop - rows.start)
         for rows in cuts(shape[1], blocks[1]):
-            read = reader.text(rows)
-            text.append(
-                scorer.encode_text(floats(read, device) if read.values.is_floating_point() else read.to(device))
-            )
+            text.append(scorer.encode_text(on_device(reader.text(rows), device)))
             tick(rows.stop - rows.start)
 
     def tile(visual_rows: slice, text_rows: slice) -> Numbers:
@@ -85,3 +82,8 @@ def compared(
 def floats(features: Padded, device: str) -> Padded:
     """Moves features in half precision, as stored; makes them single there."""
     return Padded(features.values.to(device).float(), features.lengths)
+
+
+def on_device(text: Padded, device: str) -> Padded:
+    """Moves texts, of which vectors become single there."""
+    return floats(text, device) if text.values.is_floating_point() else text.to(device)

@@ -1,7 +1,8 @@
-"""Draws where a model looks, clips, and detected regions; or measures what makes a model unsure.
+"""Draws attention, planes of embeddings, clips and regions; or measures what makes a model unsure.
 
 examples:
   xmodal look runs/pvse --root data --attention maps --first 20
+  xmodal look runs/a3vse --root data --tsne planes       one PNG: test items and their captions
   xmodal look runs/pcme --root data --probes
   xmodal build tgif/frames --root data; xmodal look tgif --root data --frames sheets
   xmodal build coco/regions --root data --file detector=vg.pkl; xmodal look coco --root data --regions boxes
@@ -23,12 +24,14 @@ def flags(parser: Parser) -> None:
     _flags.device(parser)
     which = parser.add_mutually_exclusive_group(required=True).add_argument
     which("--attention", type=_flags.path, metavar="DIR", help="a PNG an item: every map of attention over it")
+    tsne = "a PNG: the items and a caption of each, where t-SNE puts their embeddings (default: the first 500)"
+    which("--tsne", type=_flags.path, metavar="DIR", help=tsne)
     which("--frames", type=_flags.path, metavar="DIR", help="a PNG a clip: its frames, and when each begins")
     which("--regions", type=_flags.path, metavar="DIR", help="a PNG a picture: what a detector sees, surest first")
     which("--probes", action="store_true", help="uncertainty by what is taken away, and recall by it (PCME)")
     some = parser.add_mutually_exclusive_group().add_argument
     some("--items", nargs="+", default=[], metavar="ID", help="these items alone")
-    some("--first", type=_flags.count, metavar="N", help="the first items (default: 8)")
+    some("--first", type=_flags.count, metavar="N", help="the first items (default: 8; of --tsne 500)")
     add("--features", help="of --frames or --regions: identity of these, where the root has several")
     _flags.quiet(parser)
 
@@ -44,7 +47,7 @@ def run(args: Args) -> Result:
 
         if args.features:
             raise UserError("--features belongs to --frames and --regions: a run knows its own")
-        return look(args.run, setup, args.split, args.attention, **some)
+        return look(args.run, setup, args.split, args.attention, args.tsne, **some)
     from xmodal.checks.corpus_pictures import draw_clips, draw_regions
 
     draw = draw_clips if args.frames else draw_regions

@@ -7,29 +7,49 @@ examples:
   xmodal reproduce dualpath:VIII --json
   xmodal reproduce pvse-2 --root data --runs runs --vectors glove.840B.300d.txt
                                        trains and evaluates what is ready of it; finished runs stay
+  xmodal reproduce a3vse figure 1 --root data --runs runs --curve curve.png
+                                       trains nothing: a PNG of the runs that are finished, by the share of pairs
 """
 
 from pathlib import Path
 
-from pipelines.commands import Args, Lines, Parser, Result, _flags
+from pipelines.commands import Args, Lines, Parser, Result, _flags, load_all
+from xmodal.errors import UserError, few
+
+SHOWN = 6  # rows that a curve misses
 
 
 def flags(parser: Parser) -> None:
     parser.add_argument("names", nargs="*", metavar="PAPER|TABLE", help="a paper, or one of its tables (default: all)")
     _flags.root(parser, required=False)
     parser.add_argument("--runs", type=_flags.path, default=Path("runs"), help="the folder of all runs (default: runs)")
+    curve = "a PNG of what finished runs measure, by the share of pairs that they learned from; trains nothing"
+    parser.add_argument("--curve", type=_flags.path, metavar="FILE", help=curve)
     _flags.training(parser)
     _flags.quiet(parser)
 
 
 def run(args: Args) -> list[Result]:
-    from pipelines.commands import load_all
     from pipelines.papers.reproduction import overview, reproduce
 
     name = " ".join(args.names)
+    if args.curve:
+        return [_curve(name, args)]
     if not (name or args.root or args.json):
         return overview()
     return reproduce(name, _flags.setup(args) if args.root else None, args.runs, load_all())
+
+
+def _curve(name: str, args: Args) -> Result:
+    from pipelines.papers.efficiency_curve import curve
+    from pipelines.papers.experiments import Available, find
+
+    if not args.root:
+        raise UserError("--curve evaluates runs: add --root with the features that they were trained from")
+    first, *others = find(name)
+    if others:
+        raise UserError(f"--curve draws one table or figure: name it, such as {first.name}")
+    return curve(first, Available.now(load_all()), _flags.setup(args), args.runs, args.curve)
 
 
 def text(result: list[Result]) -> Lines:
@@ -51,6 +71,7 @@ def _in_full(each: Result) -> Lines:
     was_measured = any("measured" in row for row in each["rows"])
     if was_measured:
         yield from _compared(each)
+        yield from _drawn(each) if "curve" in each else ()
     elif each["rows"]:
         yield "rows:"
         yield from (f"  {_row(row)}" for row in each["rows"])
@@ -58,6 +79,13 @@ def _in_full(each: Result) -> Lines:
     if each["to_run"]:
         yield "what is left to run:" if was_measured else "to run it:"
         yield from (f"  {command}" for command in each["to_run"])
+
+
+def _drawn(each: Result) -> Lines:
+    yield f"{each['curve']}: {len(each['points'])} of {len(each['rows'])} rows, by the share of pairs learned from"
+    if each["missing"]:
+        reasons = few([f"{name} ({reason})" for name, reason in each["missing"].items()], SHOWN)
+        yield f"not in it: {reasons}"
 
 
 def _row(row: Result) -> str:
