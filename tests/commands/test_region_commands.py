@@ -1,7 +1,6 @@
 """Regions by commands: of anybody's folder as one store, and drawn on pictures."""
 
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -110,11 +109,16 @@ def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> Non
 
 def test_regions_without_words_are_drawn_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.detection.test_region_store.WORDS", {})
-    some = some_regions("a", 3)
-    some = replace(some, boxes_K4=np.sort(some.boxes_K4, axis=1))
-    store = RegionStore(make_store(tmp_path, [some]))
+    store = RegionStore(make_store(tmp_path, [some_regions("a", 3)]))
     assert max(region_sheet(store, "a", Image.new("RGB", (64, 48))).size) >= SIDE
     assert store.classes("a") is not None, "the numbers stay"
+
+
+def test_a_box_that_ends_before_it_begins_is_drawn_between_its_corners() -> None:
+    ones, others = Image.new("RGB", (64, 48)), Image.new("RGB", (64, 48))
+    draw_boxes(ones, np.array([[40, 30, 8, 5]], np.float32), ["1"])
+    draw_boxes(others, np.array([[8, 5, 40, 30]], np.float32), ["1"])
+    assert ones.tobytes() == others.tobytes()
 
 
 @given(st.lists(st.tuples(*[st.floats(-20, 320)] * 4, st.floats(10, 140)), min_size=1, max_size=12))

@@ -112,6 +112,16 @@ def test_exports_are_as_their_own_readers_expect_them(tmp_path: Path) -> None:
         np.testing.assert_array_equal(opened["boxes"][3:8], MANY[2].boxes_K4)
 
 
+@pytest.mark.parametrize("out", FORMATS)
+def test_a_box_that_ends_before_it_begins_is_refused_by_its_picture(out: str, tmp_path: Path) -> None:
+    wrong = some_regions("Straße-日本", 2)
+    wrong.boxes_K4[1] = [30, 4, 8, 9]
+    export(make_store(tmp_path / "made", [*MANY[:2], wrong]), tmp_path / out)
+    said = rf"{out}.*box 2 of 'Straße-日本', 30, 4, 8, 9, ends before it begins: give left, top, right and bottom"
+    with pytest.raises(UserError, match=said):
+        bring_in(tmp_path / out, tmp_path / "root")
+
+
 # ------------------------------------------------------------------------------------------------------------------ TSV
 
 

@@ -192,8 +192,8 @@ def test_boxes_of_a_file_decide_their_pictures_alone(storage: Storage, tmp_path:
     [
         ({"a": [1.0, 2.0, 3.0]}, "the boxes of 'a' are not four finite numbers each"),
         ({"a": [1.0, 2.0, 3.0, float("nan")]}, "the boxes of 'a' are not four finite numbers each"),
-        ({"a": [0, 0, 9, 9, 20.0, 5, 8, 30]}, "the box 20, 5, 8, 30 of 'a' ends before it begins: give left, top"),
-        ({"a": [0.0, 9, 9, 8]}, "the box 0, 9, 9, 8 of 'a' ends before it begins"),
+        ({"a": [0, 0, 9, 9, 20.0, 5, 8, 30]}, "box 2 of 'a', 20, 5, 8, 30, ends before it begins: give left"),
+        ({"a": [0.0, 9, 9, 8]}, "box 1 of 'a', 0, 9, 9, 8, ends before it begins"),
         ({}, "boxes.parquet has no boxes: give lines of id, left, top, right and bottom"),
     ],
 )

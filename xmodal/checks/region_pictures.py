@@ -37,6 +37,7 @@ def region_sheet(store: RegionStore, id: str, picture: Image.Image, caption: str
 
 def draw_boxes(picture: Image.Image, boxes_K4: NDArray[np.floating[Any]], names: Sequence[str]) -> None:
     """Draws boxes, the first above the others, each with its name where no other name stands."""
+    boxes_K4 = np.sort(boxes_K4.reshape(-1, 2, 2), axis=1).reshape(-1, 4)  # a store may come from anybody
     draw, font = ImageDraw.Draw(picture), font_of(LETTERS)
     colours = [_colour(number) for number in range(len(names))]
     for box_4, colour in reversed([*zip(boxes_K4.tolist(), colours, strict=True)]):

@@ -113,6 +113,14 @@ class RegionsToWrite:
     has_attributes: bool
 
 
+def refuse_reversed(file: Path | str, id: str, boxes: Iterable[Sequence[float]]) -> None:
+    for number, (left, top, right, bottom) in enumerate(boxes, 1):
+        if right < left or bottom < top:
+            box = f"box {number} of {id!r}, {left:g}, {top:g}, {right:g}, {bottom:g},"
+            how = "give left, top, right and bottom, not a width and a height"
+            raise UserError(f"{file}: {box} ends before it begins: {how}")
+
+
 def _beside(path: Path, ending: str) -> Path:
     return path.with_name(path.name.removesuffix(".npy") + ending)
 
@@ -130,6 +138,7 @@ def _checked(picture: PictureRegions, source: ForeignRegions) -> PictureRegions:
         raise UserError(f"{where} have numbers that are NaN or infinite, or too large for {features.dtype}")
     if any((named.ids_K < 0).any() for named in words):
         raise UserError(f"{where} have words with negative numbers")
+    refuse_reversed(source.files[0], picture.id, picture.boxes_K4.tolist())
     return PictureRegions(picture.id, picture.boxes_K4, features, picture.size, picture.classes, picture.attributes)
 
 
