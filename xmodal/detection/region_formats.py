@@ -100,6 +100,11 @@ def names_beside(out: Path) -> tuple[str, ...]:
     return (_beside(out, BOXES).name, _beside(out, SIZES).name) if out.name.endswith(SCAN) else ()
 
 
+def holds_words(out: Path) -> bool:
+    """Whether the format of a name has the numbers of classes and attributes."""
+    return writer_for(out) is not None and not out.name.endswith(SCAN)
+
+
 @dataclass(frozen=True, eq=False)
 class RegionsToWrite:
     """Regions of pictures in their order, how many each has, and what is known of them."""
