@@ -17,7 +17,8 @@ from tests.toy_detector import toy_detector as toy_detector
 from xmodal import detectors
 from xmodal.checks.region_pictures import LINE, SIDE, draw_boxes, free_corner, region_sheet
 from xmodal.detection.region_store import RegionStore
-from xmodal.root.outputs import find
+from xmodal.media.images import UnreadableImage
+from xmodal.root.outputs import Output, find
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/pictures.py"
 
@@ -77,9 +78,37 @@ def test_what_a_folder_has_no_regions_by(asked: list[str], said: str, xmodal: Xm
     assert re.search(said, xmodal("features", folder, *asked).complaint)
 
 
-def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> None:
-    raw, root, out = tmp_path / "raw", tmp_path / "root", tmp_path / "boxes"
-    raw.mkdir()
+def test_a_retry_takes_the_settings_of_what_was_built(
+    xmodal: Xmodal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, root = eight_pictures(tmp_path), tmp_path / "root"
+    (weights := tmp_path / "weights").write_bytes(b"\x02")
+    settings = ["--set=regions.detector=toy", "--set=regions.most=2", "--file", f"detector={weights}"]
+
+    def too_slow(*given: object) -> None:
+        failure = UnreadableImage("it takes too long")
+        failure.kind = "timeout"
+        raise failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.engine.picture_decoder.PreparedDecoder.pixels", too_slow)
+        xmodal("build", f"{FIXTURE}/semantics", "--root", root, "--raw", raw, *settings)
+    (made,) = find(str(root), "regions")
+    refused = xmodal("retry", f"{FIXTURE}/regions", "--root", root).complaint
+    assert "there is no pictures/regions of these settings and files: give those" in refused
+    assert "most=2" in refused
+    assert Output(made.storage, made.folder).complete, "a refusal leaves everything as it is"
+    said = xmodal("retry", f"{FIXTURE}/regions", "--root", root, "--file", f"detector={weights}").out
+    assert "regions: 8 of 8 pictures recovered" in said
+    assert len(RegionStore(made).boxes("p003")) == 2
+    xmodal("build", f"{FIXTURE}/regions", "--root", root, *settings, "--set=regions.threshold=0.3")
+    again = ["retry", f"{FIXTURE}/regions", "--root", root, "--set=detector=toy"]
+    assert re.search(r"there are: \w+ \(threshold=0.[23]\), \w+ \(threshold=0.[23]\)", xmodal(*again).complaint)
+    assert "0 of 0 pictures" in xmodal(*again, *settings).out
+
+
+def eight_pictures(folder: Path) -> Path:
+    (raw := folder / "raw").mkdir()
     names = [f"p{number:03d}.jpg" for number in range(8)]
     for name in names:
         (raw / name).write_bytes(picture(RED, GREEN, BLUE, WHITE))
@@ -88,6 +117,11 @@ def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> Non
         '{"pictures/train": ["' + '", "'.join(names[:6]) + '"], "pictures/val": ["p006.jpg", "p007.jpg"]}'
     )
     (raw / "pictures.txt").write_text("".join(f"gopher://gone/{name}\n" for name in names))
+    return raw
+
+
+def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> None:
+    raw, root, out = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "boxes"
     xmodal("build", f"{FIXTURE}/semantics", "--root", root, "--raw", raw, "--set", "regions.detector=toy")
     said = xmodal("look", "pictures", "--root", root, "--regions", out, "--items", "p003", "p006", "--json")
     assert [one["item"] for one in said.json["pictures"]] == ["p003", "p006"]
