@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from pipelines.engine.building import build, pending
+from pipelines.engine.commits import UnitAttempt
 from pipelines.engine.stage import Stage
 from pipelines.stages.regions import RegionsConfig
 from tests.conftest import tree_digest
@@ -120,6 +121,16 @@ def test_workers_their_order_and_interruptions_change_no_byte(tmp_path: Path) ->
         build(stage, storage)
         trees.add(tree_digest(storage.url))
     assert len(trees) == 1
+
+
+def test_a_slow_detector_says_how_far_it_is_within_a_unit(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(UnitAttempt, "say", lambda attempt, text: said.append(text))
+    build(regions(sealed(storage, PICTURES), replace(TOY, items_per_shard=4)), storage)
+    assert len(said) == len(PICTURES) == 7
+    assert [text.partition(" pictures")[0] for text in said[2:6]] == [
+        f"regions: {n}" for n in ("3 of 4", "4 of 4", "1 of 3", "2 of 3")
+    ]
 
 
 def test_pictures_that_stay_are_not_looked_at_again(storage: Storage, tmp_path: Path, toy_detector: Seen) -> None:
