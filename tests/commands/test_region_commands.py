@@ -1,6 +1,7 @@
 """Regions by commands: of anybody's folder as one store, and drawn on pictures."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,25 @@ from tests.commands.test_cli import xmodal as xmodal
 from tests.detection.test_region_store import make_store, some_regions
 from tests.stages.test_regions_stage import BLUE, GREEN, RED, WHITE, picture
 from tests.toy_detector import toy_detector as toy_detector
+from tests.toy_root import fit, recipe
+from tests.toy_root import one_thread as one_thread
 from xmodal import detectors
-from xmodal.checks.region_pictures import LINE, SIDE, draw_boxes, free_corner, region_sheet
 from xmodal.detection.region_store import RegionStore
+from xmodal.evaluation.region_pictures import (
+    COLUMNS,
+    LINE,
+    PANEL,
+    SIDE,
+    attention_regions,
+    draw_boxes,
+    free_corner,
+    region_sheet,
+)
 from xmodal.media.images import UnreadableImage
+from xmodal.models.a3vse import WEIGHTS, A3VSEConfig
+from xmodal.models.dan import DANConfig
+from xmodal.models.scan import SCANConfig
+from xmodal.recipes import Features, Optimiser, Phase, View
 from xmodal.root.outputs import Output, find
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/pictures.py"
@@ -139,6 +155,46 @@ def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> Non
     complaint = xmodal("look", "pictures", "--root", root, "--regions", out, "--items", "p009").complaint
     assert "p009: " in complaint
     assert "has no regions of such items" in complaint
+
+
+RANKING = {"ranking": 1.0}
+ATTENTIVE = {
+    "words": (SCANConfig(width=8, word_width=4), RANKING),
+    "regions": (SCANConfig("image_to_text", width=8, word_width=4), RANKING),
+    "steps": (DANConfig(width=8, word_width=4), RANKING),
+    "heads": (A3VSEConfig(width=8, word_width=4), WEIGHTS),
+}
+
+
+@pytest.mark.parametrize("looking", ATTENTIVE)
+def test_attention_over_regions_is_drawn_on_their_picture(looking: str, xmodal: Xmodal, tmp_path: Path) -> None:
+    raw, root, out = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "maps"
+    xmodal("build", f"{FIXTURE}/regions", "--root", root, "--raw", raw, "--set", "regions.detector=toy")
+    model, weights = ATTENTIVE[looking]
+    phase = Phase(1, Optimiser("adam", 1e-3), weights)
+    views = {"view": View("pictures", "pictures/train"), "validation": View("pictures", "pictures/val")}
+    some = replace(recipe(1), **views, visual=Features("regions"), model=model, phases=(phase,), batch_size=2)
+    fit(some, str(root), str(tmp_path / "run"))
+    look = ["look", tmp_path / "run", "--root", root, "--split", "pictures/val", "--attention", out, "--json"]
+    assert [one["item"] for one in xmodal(*look).json["pictures"]] == ["p006", "p007"]
+    with Image.open(out / "p006.png") as drawn:
+        assert drawn.width >= PANEL
+        assert drawn.convert("RGB").getcolors(1 << 20)
+
+
+def test_a_panel_shows_the_regions_that_a_map_looks_at_most() -> None:
+    boxes = np.array([[0, 0, 10, 10], [20, 20, 39, 29], [5, 5, 9, 9], [0, 20, 9, 29]], np.float32)
+    maps = np.array([[0.7, 0.0], [0.2, 0.8], [0.1, 0.0], [0.0, 0.2]], np.float32)
+    white = Image.new("RGB", (40, 30), "white")
+    panels = attention_regions(white, boxes, maps, ["a", "dog"])
+    assert panels.shape[1] % 2 == 0
+    first, second = np.split(panels, 2, axis=1)
+    right_below = (slice(-110, -40), slice(200, 300))  # where only the second box is
+    assert (first[right_below] < 255).any()
+    assert (second[right_below] < 255).any()
+    assert not np.array_equal(first, second)
+    many = attention_regions(white, boxes, np.tile(maps, 4), ["word"] * 8)
+    assert many.shape == (2 * panels.shape[0], COLUMNS * first.shape[1], 3)
 
 
 def test_regions_without_words_are_drawn_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Removes what a root no longer needs: outputs of replaced lists, and what kills and failed builds left behind.
+"""Removes what a root no longer needs: outputs of replaced lists, and what stopped builds left.
 
 Without --yes it only shows what it would remove. Files younger than a day may belong to work under way, and stay.
 
