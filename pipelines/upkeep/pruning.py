@@ -42,7 +42,8 @@ def find_unneeded(storage: Storage, keep: Collection[str] = ()) -> list[Unneeded
     needed = needed_folders(outputs, keep)
     replaced = [output for folder, output in outputs.items() if folder not in needed and _is_over(output)]
     found = [_output(output, _why_replaced(output)) for output in replaced]
-    tried = [outputs[folder] for folder in needed if folder.rpartition("/")[2] not in keep]
+    read = {before for output in outputs.values() if _tells(output) for before in _inputs(output)}
+    tried = [outputs[folder] for folder in sorted(needed - read) if folder.rpartition("/")[2] not in keep]
     found += [_output(output, FAILED) for output in tried if _is_failed(output)]
     blobs = [*_blobs(storage, [outputs[folder] for folder in needed])]
     left = [f"{folder}/{name}" for folder in LEFT_BEHIND for name in storage.names(folder)]
@@ -97,7 +98,7 @@ def _ancestors(outputs: dict[str, Output], folder: str) -> Iterator[str]:
 
 
 def _is_failed(output: Output) -> bool:
-    """Whether builds of an output, none of them of today, have committed no unit, such as by wrong weights."""
+    """Whether builds of an output, the last a day ago or more, have committed no unit, such as by wrong weights."""
     storage, runs = output.storage, f"{output.folder}/_runs"
     if output.complete or output.stage in FOLDERS.values() or not _tells(output):
         return False

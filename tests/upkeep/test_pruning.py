@@ -9,7 +9,9 @@ import pytest
 
 from pipelines.cli import main
 from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.building import build
 from pipelines.engine.progress_line import ProgressLine
+from pipelines.engine.stage import single
 from pipelines.fetching.sealing import FileSet
 from pipelines.upkeep.inspection import verify
 from tests.commands.test_cli import Xmodal
@@ -115,6 +117,9 @@ def test_a_build_that_stopped_before_its_first_unit_goes_after_a_day(
     assert prune(root, capsys=capsys) == [], "somebody may be at work on it"
     days_later(monkeypatch, 2)
     assert prune(root, "--keep", tried.identity, capsys=capsys) == []
+    made_of_it = build(single("toy", "made", (tried,), 1, "all", lambda *given: {}), options.storage)
+    assert tried.folder not in prune(root, capsys=capsys), "something was made of it before it was made again"
+    options.storage.delete_folder(made_of_it.folder)
     assert prune(root, "--yes", capsys=capsys) == [tried.folder], "what has units stays"
     assert not Path(tried.where).exists()
     assert made["media"].complete
