@@ -98,7 +98,7 @@ def _ancestors(outputs: dict[str, Output], folder: str) -> Iterator[str]:
 
 
 def _is_failed(output: Output) -> bool:
-    """Whether builds of an output, the last a day ago or more, have committed no unit, such as by wrong weights."""
+    """Says whether builds of an output, none of them recent, committed no unit, such as by wrong weights."""
     storage, runs = output.storage, f"{output.folder}/_runs"
     if output.complete or output.stage in FOLDERS.values() or not _tells(output):
         return False
