@@ -72,13 +72,17 @@ def files(parser: Parser, weights: str, vectors: str) -> None:
 
 
 def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
+    told = {
+        "pixels": "resized pictures (of clips: the frames of the features)",
+        "texts": "captions as numbers, such as concepts",
+    }
     for name in outputs:
-        what = "resized pictures (of clips: the frames of the features)" if name == "pixels" else name
+        what = told.get(name, name)
         parser.add_argument(f"--{name}", metavar="IDENTITY", help=f"which {what}, where the root has several")
 
 
 def training(parser: Parser) -> None:
-    identities(parser, "records", "features", "pixels")
+    identities(parser, "records", "features", "pixels", "texts")
     files(parser, "of the features, where a phase trains it", "those that the recipe names")
     device(parser)
 

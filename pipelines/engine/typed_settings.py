@@ -50,6 +50,16 @@ def apply(config: C, stage: str, settings: Mapping[str, object]) -> C:
     return config | own if isinstance(config, dict) else replace(config, **own)  # type: ignore[return-value,type-var]
 
 
+def recorded(plain: Mapping[str, Any], config: object, stage: str) -> dict[str, object]:
+    """The settings that an output's config, as JSON has it, says; those of files are left to the files."""
+    found = {name: plain[name] for name in _settable(config) if name in plain}
+    return {
+        f"{stage}.{name}": tuple(value) if isinstance(value, list) else value
+        for name, value in found.items()
+        if not str(value).startswith("sha256:")
+    }
+
+
 def _full_name(name: str, known: Iterable[str], first: Collection[str], files: Collection[str]) -> str:
     found = [full for full in known if name in (full, full.partition(".")[2])]
     near = [full for full in known if full.partition(".")[0] in first]

@@ -16,7 +16,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from pipelines.engine.progress_line import ProgressLine
-from xmodal.detection.region_formats import RegionsToWrite, names_beside, writer_for
+from xmodal.detection.region_arrays import are_lines
+from xmodal.detection.region_formats import RegionsToWrite, holds_words, names_beside, writer_for
 from xmodal.detection.region_store import PictureRegions, RegionStore, regions_file
 from xmodal.errors import UserError
 from xmodal.features.foreign_formats import BLOCK, COPIES, HDF5, open_hdf5, read_ids, refuse_twice
@@ -76,15 +77,15 @@ def export_features(
     """Exports features in the format of the name `out`: x.npy, x.h5, x.tar, or a folder with an npz an item.
 
     Regions of a detector are written with their boxes, as `xmodal/detection/region_formats.py` says; to x.tar without.
+    Their words lie beside, a line each, in x.tsv.objects_vocab.txt and x.tsv.attributes_vocab.txt.
     The items are those of a split or a file of ids, in its order, or all; absent ones are left out. Beside x.npy lies
     x_ids.txt, an id a line; beside x_ims.npy of a split x_caps.txt, too, as SCAN reads it: line i is of row i // 5.
     """
     if corpus and not split:
         raise UserError("--corpus says whose the split is: name that with --split")
     store = FeatureStore(features, array)
-    regions = None
-    if regions_file(0) in store.output.files and store.spec.name == store.names[0] and writer_for(out):
-        regions = RegionStore(store.output)
+    is_of_regions = regions_file(0) in store.output.files and store.spec.name == store.names[0]
+    regions = RegionStore(store.output) if is_of_regions else None
     wanted: Sequence[str] = read_ids(ids) if ids else store.ids
     root, _, stage = store.output.storage.url.rpartition("/")
     features_here = Output(open_storage(root or "/"), f"{stage}/{store.output.folder}")
@@ -101,6 +102,9 @@ def export_features(
     lines: dict[str, Sequence[str]] = {f"{out.stem}_ids.txt": present} if out.suffix == ".npy" else {}
     if split and out.name.endswith("_ims.npy"):
         lines[f"{out.name.removesuffix('_ims.npy')}_caps.txt"] = _five_captions(records, split, present)
+    words, lost = _words(regions, out) if regions else ({}, [])
+    regions = regions if writer_for(out) else None
+    lines |= words
     beside = (*lines, *(names_beside(out) if regions else ()))
     _refuse_to_export(store, present, out, beside, regions is not None)
     with show.over("export", total=len(present), unit="items") as tick:
@@ -110,10 +114,29 @@ def export_features(
         "beside": list(beside),
         "items": len(present),
         "absent": len(wanted) - len(present),
+        "lost": lost,
         "dtype": store.spec.dtype,
         "row_shape": list(store.spec.row_shape),
         "ragged": store.spec.ragged,
     }
+
+
+def _words(regions: RegionStore, out: Path) -> tuple[dict[str, Sequence[str]], list[str]]:
+    """The lines of files of words beside `out`, and what of the regions is lost in its format."""
+    words, lost = dict[str, Sequence[str]](), list[str]() if writer_for(out) else ["boxes"]
+    for kind, file, known in (
+        ("class", "objects_vocab", regions.words.classes),
+        ("attribute", "attributes_vocab", regions.words.attributes),
+    ):
+        if not len(pc.list_flatten(regions.table[f"{kind}_ids"])):
+            continue
+        if not holds_words(out):
+            lost.append({"class": "classes", "attribute": "attributes"}[kind])
+        elif not are_lines(known):
+            lost.append(f"words of {kind} (they are no lines of small letters, each once)")
+        elif known:
+            words[f"{out.name}.{file}.txt"] = known
+    return words, lost
 
 
 def _corpus_of(features: Output) -> str:

@@ -97,7 +97,7 @@ def region_stage(name: str, config: Any, needs: Needs, version: int) -> Stage[An
     words = {file: sha256_of(path) for file, path in files.items() if file.endswith("_words")}
     weights = f"{OF_FILE}{weights_sha256(files['detector'])}" if "detector" in files else config.weights
     config = replace(config, weights=weights, given_boxes=fingerprint(boxes) if boxes is not None else "", **words)
-    stage = media_stage(name, config, needs, version, partial(_open, files, needs.open_media), boxes)
+    stage = media_stage(name, config, needs, version, partial(_open, name, files, needs.open_media), boxes)
     return replace(stage, resources=Resources(gpus=float(config.device == "cuda")))
 
 
@@ -111,9 +111,9 @@ def _given_boxes(config: RegionSettings, needs: Needs) -> dict[str, Boxes] | Non
     return boxes_of_records(needs["records"])
 
 
-def _open(files: Mapping[str, Path], open_media: OpenMedia, config: Any, inputs: Inputs) -> ArrayWriter:
-    module, name = module_of(config.detector)
-    detector = module.load(name, config.weights, files, config.device)
+def _open(name: str, files: Mapping[str, Path], open_media: OpenMedia, config: Any, inputs: Inputs) -> ArrayWriter:
+    module, variant = module_of(config.detector)
+    detector = module.load(variant, config.weights, files, config.device)
     spec = replace(config.spec, row_shape=(detector.width,))
     archives, decoder = Archives(open_media(inputs[0])), PreparedDecoder(AS_IT_IS, config.deadline)
     looking = _Looking(detector, config, Lock())
@@ -143,9 +143,10 @@ def _open(files: Mapping[str, Path], open_media: OpenMedia, config: Any, inputs:
 
         def arrays() -> Iterator[NDArray[Any]]:
             boxes = given_boxes[0] if given_boxes else [None] * len(work.ids)
-            for item in zip(work.ids, media, boxes, strict=True):
+            for number, item in enumerate(zip(work.ids, media, boxes, strict=True), 1):
                 row, features_KD = look(*item)
                 rows.append(row)
+                sink.say(f"{name}: {number} of {len(work.ids)} pictures of unit {sink.unit}")
                 yield features_KD
 
         regions = write_items(sink, spec, work.rows, arrays())

@@ -22,7 +22,7 @@ from pipelines.stage_forms.media_stages import check_model, seconds_a_picture
 from pipelines.stages import features
 from pipelines.stages.features import FeaturesConfig
 from xmodal.detection.image_tags import MergedTags, by_maximum
-from xmodal.detection.score_files import TagScores, open_scores
+from xmodal.detection.score_files import FORM, TagScores, open_scores
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.foreign_formats import reading
@@ -77,9 +77,8 @@ def check(config: TagsConfig, files: Mapping[str, Path]) -> None:
     if config.network:
         check_model(config.network, files)
     elif not {*FILES} & {*files}:
-        raise UserError(
-            f"tags without a network need a file of scores: --file {FILES[0]}=PATH, or {', '.join(FILES[1:])}"
-        )
+        names = f"--file {FILES[0]}=PATH, or {', '.join(FILES[1:])}"
+        raise UserError(f"tags without a network need a file of scores: {names}; {FORM}")
 
 
 def _seconds(config: TagsConfig, counts: Mapping[str, int]) -> float:

@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -24,13 +24,16 @@ from pipelines.engine.building import build
 from pipelines.engine.commits import Commits
 from pipelines.engine.stage import Stage, without_lists
 from pipelines.engine.stage_kind import GivenFiles, Needs, StageKind
-from pipelines.engine.typed_settings import apply, parse_settings
+from pipelines.engine.typed_settings import apply, nearest, parse_settings
 from pipelines.fetching.folder_files import NAMES, FolderFiles, open_files, seal_files
+from pipelines.stage_forms.region_stages import check_detector
 from pipelines.stages import FILE_SETS
 from pipelines.upkeep.inspection import forget, verify
 from xmodal.detectors import KINDS
 from xmodal.errors import UserError, few
+from xmodal.features.image_models import check_model_name
 from xmodal.features.store import FeatureStore
+from xmodal.features.torchvision_models import BILLIONS
 from xmodal.records.tables import Item, Kind
 from xmodal.root.files import sha256_of
 from xmodal.root.identity import canonical_json, to_plain
@@ -41,11 +44,29 @@ RUNS, NOTE, MADE, UNITS, COMPLETE = "_runs", "folder.json", "stage.json", "units
 MARKER = f"{RUNS}/{NOTE}"
 ANOTHER = "name another store with --out"
 DETECTING = ("regions", "proposals")
+OTHERS = (  # names beside torchvision's, as a user types them
+    *("bottom-up-36", "bottom-up-10-100", "small", "proposals"),
+    *("timm/NAME", "transformers/ORGANISATION/NAME", "torchvision/fasterrcnn_…", "detectron2/CONFIG"),
+)
 # torchvision has models of whole images, too
 OWN_NAMES = "|".join(name.replace("_", "[-_]") for name in KINDS if name != "torchvision")
 DETECTOR = re.compile(
     rf"(?P<detector>({OWN_NAMES})(/.+?)?|torchvision/fasterrcnn\w*?)(-(?P<fewest>\d+)(-(?P<most>\d+))?)?"
 )
+
+
+def check_name(model: str) -> None:
+    """Refuses the name of no model before a folder is walked; its weights are looked at with the other settings."""
+    own = _regions(model)
+    if own is None and "/" not in model and model not in BILLIONS:
+        there = (*BILLIONS, *OTHERS)
+        meant = nearest(model, {name: name for name in there})
+        raise UserError(f"no model {model!r}{meant}; there are: {', '.join(there)}")
+    config = _named(model, *(own or _features(model, "image")))
+    if own is None:
+        check_model_name(config.model)
+    else:
+        check_detector(config, {"detector": Path()})  # as if weights were given
 
 
 def settings_of(model: str, kind: Kind, texts: Sequence[str]) -> tuple[str, dict[str, object]]:
@@ -54,12 +75,19 @@ def settings_of(model: str, kind: Kind, texts: Sequence[str]) -> tuple[str, dict
     if target in DETECTING and kind != "image":
         raise UserError(f"--model {model} finds regions of pictures, not of clips")
     kinds = kinds_of(target)
-    configs = {kind.name: kind.config() for kind in kinds}
+    configs = {kind.name: kind.config() for kind in kinds} | {target: _named(model, target, own)}
+    told = parse_settings([*texts], configs, [target], [file for kind in kinds for file in kind.files])
+    if twice := [name for name in told if name in own and name != f"{target}.output"]:
+        raise UserError(f"--model {model} says {few(twice, 3)} already: leave out --set, or name another model")
+    return target, own | told
+
+
+def _named(model: str, target: str, own: Mapping[str, object]) -> Any:
+    """The usual settings of a stage, with those that the model's name says."""
     try:
-        configs[target] = apply(configs[target], target, own)
+        return apply(stages.load(target).config(), target, own)
     except ValueError as error:
         raise UserError(f"--model {model}: {error}") from None
-    return target, own | parse_settings([*texts], configs, [target], [file for kind in kinds for file in kind.files])
 
 
 def _features(model: str, kind: Kind) -> tuple[str, dict[str, object]]:

@@ -1,4 +1,4 @@
-"""Finds what a root no longer needs: outputs of sets that were replaced, their blobs, and what killed work left behind.
+"""Finds what a root no longer needs: outputs of replaced sets, their blobs, and what stopped work left behind.
 
 Needed are the sealed sets that the ledgers name now, the records that later stages read, imports, what is kept by name,
 and everything that is made of needed outputs alone. Files that are younger than a day may belong to work under way, and
@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
+from pipelines.engine.commits import Commits
 from pipelines.fetching.ledger import FOLDERS, Ledger, blobs_of, ledgers
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, directories
@@ -19,6 +20,7 @@ from xmodal.root.selection import is_replaced
 from xmodal.root.storage import Storage
 
 YOUNG = 86_400.0  # seconds
+FAILED = "a build that stopped before it had done anything"
 LEFT_BEHIND = ("_runs/temporary", "_runs/partial")
 
 
@@ -38,7 +40,11 @@ def find_unneeded(storage: Storage, keep: Collection[str] = ()) -> list[Unneeded
     if unknown := set(keep) - {folder.rpartition("/")[2] for folder in outputs}:
         raise UserError(f"{storage.url} has no output {min(unknown)}: `xmodal status` lists them with their identities")
     needed = needed_folders(outputs, keep)
-    found = [_output(output) for folder, output in outputs.items() if folder not in needed and _is_over(output)]
+    replaced = [output for folder, output in outputs.items() if folder not in needed and _is_over(output)]
+    found = [_output(output, _why_replaced(output)) for output in replaced]
+    read = {before for output in outputs.values() if _tells(output) for before in _inputs(output)}
+    tried = [outputs[folder] for folder in sorted(needed - read) if folder.rpartition("/")[2] not in keep]
+    found += [_output(output, FAILED) for output in tried if _is_failed(output)]
     blobs = [*_blobs(storage, [outputs[folder] for folder in needed])]
     left = [f"{folder}/{name}" for folder in LEFT_BEHIND for name in storage.names(folder)]
     found.append(_files(storage, "blobs", "files that no needed set lists", blobs))
@@ -91,8 +97,26 @@ def _ancestors(outputs: dict[str, Output], folder: str) -> Iterator[str]:
             yield from (before, *_ancestors(outputs, before))
 
 
-def _output(output: Output) -> Unneeded:
-    why = "made of outputs that are no longer needed" if output.about["inputs"] else "replaced by another set"
+def _is_failed(output: Output) -> bool:
+    """Says whether builds of an output, none of them recent, committed no unit, such as by wrong weights."""
+    storage, runs = output.storage, f"{output.folder}/_runs"
+    if output.complete or output.stage in FOLDERS.values() or not _tells(output):
+        return False
+    logs = [key for name in storage.names(runs) if storage.size(key := f"{runs}/{name}") is not None]
+    if any(storage.age(key) <= YOUNG for key in (f"{output.folder}/stage.json", *logs)):
+        return False
+    try:
+        has_units = any(True for _ in Commits(storage, output.folder).units(loose=True))
+    except UserError:  # damaged, which `verify` tells
+        return False
+    return not has_units and not storage.names(f"{runs}/attempts")
+
+
+def _why_replaced(output: Output) -> str:
+    return "made of outputs that are no longer needed" if output.about["inputs"] else "replaced by another set"
+
+
+def _output(output: Output, why: str) -> Unneeded:
     size = output.totals["bytes"] if output.complete else _bytes_in(output.storage, output.folder)
     return Unneeded(output.folder, why, (output.folder,), size)
 

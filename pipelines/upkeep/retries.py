@@ -1,28 +1,29 @@
 """Retries units of a stage with failures that another try may be spared, such as clips that took too long.
 
+Where no setting is given, those of the only output of the stage are meant, as it has noted them.
 Outputs made of the retried one become unfinished; their next build makes again the units that read what has changed.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from pipelines import stages
 from pipelines.engine.building import build
 from pipelines.engine.commits import Commits
+from pipelines.engine.stage import Stage
+from pipelines.engine.typed_settings import recorded
 from pipelines.stages import FILE_SETS
-from pipelines.upkeep.corpus_build import CorpusBuild
+from pipelines.upkeep.corpus_build import CorpusBuild, kinds_for
 from xmodal.errors import UserError
-from xmodal.root.outputs import directories
-from xmodal.root.selection import ancestor, build_command
+from xmodal.root.outputs import Output, directories
+from xmodal.root.selection import ancestor, build_command, current, describe, describe_differences
 
 
 def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[str, Any]:
     """Makes units again in which rows failed, by `kind` if given; counts the rows that recovered."""
     options, target = work.options, f"{work.corpus.name}/{name}"
     of_media = name not in FILE_SETS and "media" in stages.with_needs([name])
-    stage = work.stage(name) if of_media else None
-    if of_media and (stage is None or options.storage.size(f"{stage.folder}/stage.json") is None):
-        cure = build_command(options.storage.url, work.corpus.name, name)
-        raise UserError(f"there is no {target} of these settings: build it first ({cure})")
+    stage = _as_built(work, name) if of_media else None
     if stage is None or not stage.passing:
         raise UserError(f"{target} is made of files: name the corpus, whose failed files are fetched again, then build")
     if kind and kind not in stage.passing:
@@ -42,4 +43,31 @@ def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[s
     again = build(stage, options.storage, options.run, options.progress)
     failed = {row for unit in again.units() for row, _, _ in unit.failures}
     rows = {row for row, _ in tried}
-    return {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made_of_it}
+    told = {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made_of_it}
+    return told | {"of": "clips" if stages.is_of(name, "clip") else "pictures"}
+
+
+def _as_built(work: CorpusBuild, name: str) -> Stage[Any, Any]:
+    """The stage of an output that is there: with the settings given, or with those of the only one."""
+    options, target, media = work.options, f"{work.corpus.name}/{name}", work.finished("media")
+    made = [made for made in directories(options.storage, name) if media and _is_made_of(made, media)]
+    if not made:
+        cure = build_command(options.storage.url, work.corpus.name, name)
+        raise UserError(f"there is no {target}: build it first ({cure})")
+    there, settings = current(made), dict[str, object]()
+    if len(there) == 1 and not options.settings:
+        for kind in kinds_for(None, [name]):
+            source = there[0] if kind.name == name else ancestor(there[0], kind.name)
+            settings |= recorded(source.config, kind.config(), kind.name) if source else {}
+        work = CorpusBuild(replace(options, settings=settings), work.corpus, work.found)
+    stage = work.stage(name)
+    if stage is None or stage.folder not in {each.folder for each in made}:
+        problem = f"there is no {target} of these settings and files: give those of one by --set and --file NAME=PATH"
+        listed = describe_differences(there) if len(there) > 1 else [describe(there[0])]
+        raise UserError(f"{problem}; there are: {', '.join(listed)}")
+    return stage
+
+
+def _is_made_of(made: Output, media: Output) -> bool:
+    source = ancestor(made, "media")
+    return source is not None and source.folder == media.folder

@@ -285,10 +285,43 @@ def test_a_wrong_file_of_weights_does_not_keep_the_name_of_the_store(xmodal: Xmo
 
 def test_an_unknown_model_is_refused_with_those_there_are(xmodal: Xmodal, folder: Path) -> None:
     said = xmodal("features", folder, "--model", "resnet19").complaint
-    assert "no model torchvision/resnet19; there are: resnet18, resnet34, resnet50" in said
+    assert "no model 'resnet19' (do you mean resnet18?); there are: resnet18, resnet34, resnet50" in said
     assert "say torchvision/NAME, timm/NAME or" in xmodal("features", folder, "--model", "../x").complaint
     assert "has no output tokens" in xmodal("features", folder, "--model", "resnet18", "--set=output=tokens").complaint
     assert [path.name for path in folder.parent.iterdir()] == ["pics"]
+
+
+@pytest.mark.parametrize(
+    ("model", "meant"),
+    [
+        ("resnet-50", "do you mean resnet50?"),
+        ("botom-up-36", "do you mean bottom-up-36?"),
+        ("bottom_up_36", "do you mean bottom-up-36?"),
+        ("torchvision/fasterrcnn_resnet50", "no detector torchvision/fasterrcnn_resnet50; there are: "),
+        ("small/er-36", "its name is small"),
+        ("torchvision/alexnet", "no model torchvision/alexnet; there are: "),
+    ],
+)
+def test_a_misspelt_model_is_told_before_the_folder_is_walked(
+    model: str, meant: str, xmodal: Xmodal, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()  # a walk would find that it has no pictures
+    assert meant in xmodal("features", tmp_path / "empty", "--model", model).complaint
+
+
+@pytest.mark.parametrize(
+    ("model", "setting", "name"),
+    [
+        ("resnet18", "model=torchvision/resnet34", "features.model"),
+        ("bottom-up-36", "regions.most=50", "regions.most"),
+        ("small", "detector=bottom_up", "regions.detector"),
+    ],
+)
+def test_a_setting_that_the_models_name_says_is_refused(
+    model: str, setting: str, name: str, xmodal: Xmodal, folder: Path
+) -> None:
+    said = xmodal("features", folder, "--model", model, "--set", setting).complaint
+    assert f"--model {model} says {name} already" in said
 
 
 @pytest.mark.parametrize(("model", "settings"), [("timm/test_vit", []), ("vgg16", ["--set=views=ten"])])

@@ -15,10 +15,26 @@ from tests.commands.test_cli import xmodal as xmodal
 from tests.detection.test_region_store import make_store, some_regions
 from tests.stages.test_regions_stage import BLUE, GREEN, RED, WHITE, picture
 from tests.toy_detector import toy_detector as toy_detector
+from tests.toy_root import fit, recipe
+from tests.toy_root import one_thread as one_thread
 from xmodal import detectors
-from xmodal.checks.region_pictures import LINE, SIDE, draw_boxes, free_corner, region_sheet
 from xmodal.detection.region_store import RegionStore
-from xmodal.root.outputs import find
+from xmodal.evaluation.region_pictures import (
+    COLUMNS,
+    LINE,
+    PANEL,
+    SIDE,
+    attention_regions,
+    draw_boxes,
+    free_corner,
+    region_sheet,
+)
+from xmodal.media.images import UnreadableImage
+from xmodal.models.a3vse import WEIGHTS, A3VSEConfig
+from xmodal.models.dan import DANConfig
+from xmodal.models.scan import SCANConfig
+from xmodal.recipes import Features, Optimiser, Phase, View
+from xmodal.root.outputs import Output, find
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/pictures.py"
 
@@ -78,9 +94,37 @@ def test_what_a_folder_has_no_regions_by(asked: list[str], said: str, xmodal: Xm
     assert re.search(said, xmodal("features", folder, *asked).complaint)
 
 
-def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> None:
-    raw, root, out = tmp_path / "raw", tmp_path / "root", tmp_path / "boxes"
-    raw.mkdir()
+def test_a_retry_takes_the_settings_of_what_was_built(
+    xmodal: Xmodal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw, root = eight_pictures(tmp_path), tmp_path / "root"
+    (weights := tmp_path / "weights").write_bytes(b"\x02")
+    settings = ["--set=regions.detector=toy", "--set=regions.most=2", "--file", f"detector={weights}"]
+
+    def too_slow(*given: object) -> None:
+        failure = UnreadableImage("it takes too long")
+        failure.kind = "timeout"
+        raise failure
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.engine.picture_decoder.PreparedDecoder.pixels", too_slow)
+        xmodal("build", f"{FIXTURE}/semantics", "--root", root, "--raw", raw, *settings)
+    (made,) = find(str(root), "regions")
+    refused = xmodal("retry", f"{FIXTURE}/regions", "--root", root).complaint
+    assert "there is no pictures/regions of these settings and files: give those" in refused
+    assert "most=2" in refused
+    assert Output(made.storage, made.folder).complete, "a refusal leaves everything as it is"
+    said = xmodal("retry", f"{FIXTURE}/regions", "--root", root, "--file", f"detector={weights}").out
+    assert "regions: 8 of 8 pictures recovered" in said
+    assert len(RegionStore(made).boxes("p003")) == 2
+    xmodal("build", f"{FIXTURE}/regions", "--root", root, *settings, "--set=regions.threshold=0.3")
+    again = ["retry", f"{FIXTURE}/regions", "--root", root, "--set=detector=toy"]
+    assert re.search(r"there are: \w+ \(threshold=0.[23]\), \w+ \(threshold=0.[23]\)", xmodal(*again).complaint)
+    assert "0 of 0 pictures" in xmodal(*again, *settings).out
+
+
+def eight_pictures(folder: Path) -> Path:
+    (raw := folder / "raw").mkdir()
     names = [f"p{number:03d}.jpg" for number in range(8)]
     for name in names:
         (raw / name).write_bytes(picture(RED, GREEN, BLUE, WHITE))
@@ -89,6 +133,11 @@ def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> Non
         '{"pictures/train": ["' + '", "'.join(names[:6]) + '"], "pictures/val": ["p006.jpg", "p007.jpg"]}'
     )
     (raw / "pictures.txt").write_text("".join(f"gopher://gone/{name}\n" for name in names))
+    return raw
+
+
+def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> None:
+    raw, root, out = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "boxes"
     xmodal("build", f"{FIXTURE}/semantics", "--root", root, "--raw", raw, "--set", "regions.detector=toy")
     said = xmodal("look", "pictures", "--root", root, "--regions", out, "--items", "p003", "p006", "--json")
     assert [one["item"] for one in said.json["pictures"]] == ["p003", "p006"]
@@ -108,13 +157,58 @@ def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> Non
     assert "has no regions of such items" in complaint
 
 
+RANKING = {"ranking": 1.0}
+ATTENTIVE = {
+    "words": (SCANConfig(width=8, word_width=4), RANKING),
+    "regions": (SCANConfig("image_to_text", width=8, word_width=4), RANKING),
+    "steps": (DANConfig(width=8, word_width=4), RANKING),
+    "heads": (A3VSEConfig(width=8, word_width=4), WEIGHTS),
+}
+
+
+@pytest.mark.parametrize("looking", ATTENTIVE)
+def test_attention_over_regions_is_drawn_on_their_picture(looking: str, xmodal: Xmodal, tmp_path: Path) -> None:
+    raw, root, out = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "maps"
+    xmodal("build", f"{FIXTURE}/regions", "--root", root, "--raw", raw, "--set", "regions.detector=toy")
+    model, weights = ATTENTIVE[looking]
+    phase = Phase(1, Optimiser("adam", 1e-3), weights)
+    views = {"view": View("pictures", "pictures/train"), "validation": View("pictures", "pictures/val")}
+    some = replace(recipe(1), **views, visual=Features("regions"), model=model, phases=(phase,), batch_size=2)
+    fit(some, str(root), str(tmp_path / "run"))
+    look = ["look", tmp_path / "run", "--root", root, "--split", "pictures/val", "--attention", out, "--json"]
+    assert [one["item"] for one in xmodal(*look).json["pictures"]] == ["p006", "p007"]
+    with Image.open(out / "p006.png") as drawn:
+        assert drawn.width >= PANEL
+        assert drawn.convert("RGB").getcolors(1 << 20)
+
+
+def test_a_panel_shows_the_regions_that_a_map_looks_at_most() -> None:
+    boxes = np.array([[0, 0, 10, 10], [20, 20, 39, 29], [5, 5, 9, 9], [0, 20, 9, 29]], np.float32)
+    maps = np.array([[0.7, 0.0], [0.2, 0.8], [0.1, 0.0], [0.0, 0.2]], np.float32)
+    white = Image.new("RGB", (40, 30), "white")
+    panels = attention_regions(white, boxes, maps, ["a", "dog"])
+    assert panels.shape[1] % 2 == 0
+    first, second = np.split(panels, 2, axis=1)
+    right_below = (slice(-110, -40), slice(200, 300))  # where only the second box is
+    assert (first[right_below] < 255).any()
+    assert (second[right_below] < 255).any()
+    assert not np.array_equal(first, second)
+    many = attention_regions(white, boxes, np.tile(maps, 4), ["word"] * 8)
+    assert many.shape == (2 * panels.shape[0], COLUMNS * first.shape[1], 3)
+
+
 def test_regions_without_words_are_drawn_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.detection.test_region_store.WORDS", {})
-    some = some_regions("a", 3)
-    some = replace(some, boxes_K4=np.sort(some.boxes_K4, axis=1))
-    store = RegionStore(make_store(tmp_path, [some]))
+    store = RegionStore(make_store(tmp_path, [some_regions("a", 3)]))
     assert max(region_sheet(store, "a", Image.new("RGB", (64, 48))).size) >= SIDE
     assert store.classes("a") is not None, "the numbers stay"
+
+
+def test_a_box_that_ends_before_it_begins_is_drawn_between_its_corners() -> None:
+    ones, others = Image.new("RGB", (64, 48)), Image.new("RGB", (64, 48))
+    draw_boxes(ones, np.array([[40, 30, 8, 5]], np.float32), ["1"])
+    draw_boxes(others, np.array([[8, 5, 40, 30]], np.float32), ["1"])
+    assert ones.tobytes() == others.tobytes()
 
 
 @given(st.lists(st.tuples(*[st.floats(-20, 320)] * 4, st.floats(10, 140)), min_size=1, max_size=12))

@@ -31,7 +31,8 @@ WORDS = {"classes": ["circle", "square", "star"], "attributes": ["red", "blue"]}
 def some_regions(id: str, count: int, words: bool = True, size: tuple[int, int] | None = (64, 48)) -> PictureRegions:
     random = np.random.default_rng(list(id.encode()))
     named = [Named(random.integers(0, n, count).astype("int32"), random.random(count, "float32")) for n in (3, 2)]
-    boxes, features = random.random((count, 4), "float32"), random.random((count, 4), "float32")
+    corners, features = random.random((count, 2, 2), "float32"), random.random((count, 4), "float32")
+    boxes = np.sort(corners, axis=1).reshape(count, 4)
     return PictureRegions(id, boxes, features, size, *(named if words and count else (None, None)))
 
 

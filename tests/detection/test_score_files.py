@@ -56,7 +56,10 @@ def test_lines_need_no_order_and_the_higher_of_two_scores_counts(tmp_path: Path)
     [
         ("", "cannot be read: Empty CSV file"),
         ("id\ttag\tscore\n", "has no line with a score"),
-        ("a\tdog\t0.5\n", "must begin with the line id<tab>tag<tab>score, not a, dog, 0.5"),
+        (
+            "a\tdog\t0.5\n",
+            "begins with 'a, dog, 0.5', .*: it is a .tsv that begins with the line id<tab>tag<tab>score, or an .h5",
+        ),
         ("id\ttag\tscore\na\tdog\n", "cannot be read: CSV parse error"),
         ("id\ttag\tscore\na\tdog\thigh\n", "cannot be read: .*'high'"),
         ("id\ttag\tscore\na\tdog\t-1\n", "a score is lacking, negative, infinite or NaN"),

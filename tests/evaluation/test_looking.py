@@ -183,7 +183,7 @@ def test_the_first_items_of_a_split_are_drawn_also_of_runs_that_read_pixels(
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
-        ("vsepp", ["--attention", "OUT"], "toy has no attention to look at; PVSE and PCME have"),
+        ("vsepp", ["--attention", "OUT"], "toy has no attention to look at; PVSE, PCME, A3VSE, DAN and SCAN have"),
         ("pvse-whole", ["--attention", "OUT"], "no embeddings (K = 0) has no attention"),
         ("toy-pcme", ["--attention", "OUT"], "does not say which network saw the pictures"),
         ("pvse", ["--attention", "OUT", "--items", "p001", "p009"], "p009: not among the 8 items of train that have"),

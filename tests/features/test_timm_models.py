@@ -1,5 +1,8 @@
 """Models of timm: pictures are prepared as their config says, rows are timm's own, and weights are whole."""
 
+import hashlib
+import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -116,6 +119,49 @@ def test_published_weights_are_fetched_once_and_named(cache: Path) -> None:
         maps = whole.eval().forward_features(theirs(extractor)[1](upright(PICTURES[0]))[None])
         expected = whole.forward_head(maps, pre_logits=True)
     np.testing.assert_allclose(extractor.rows([prepared]), expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def in_parts(folder: Path, changes: Mapping[str, str] | None = None) -> Path:
+    """A test_vit in two files, as huggingface_hub divides large ones; `changes` are of the index."""
+    state = timm.create_model("test_vit").state_dict()
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    placed = {key: names[place % 2] for place, key in enumerate(state)}
+    for name in names:
+        save({key: state[key] for key in placed if placed[key] == name}, folder / name)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": placed | (changes or {})}))
+    whole = folder / "whole.safetensors"
+    save(state, whole)
+    return whole
+
+
+@pytest.mark.parametrize("how", ["published", "given"])
+def test_weights_in_several_files_are_those_of_one(how: str, cache: Path, tmp_path: Path) -> None:
+    folder = repository(cache, "timm/test_vit.r160_in1k") if how == "published" else tmp_path
+    whole, index = in_parts(folder), folder / "model.safetensors.index.json"
+    model = replace(VIT, weights="published") if how == "published" else of_file(VIT, index)
+    ones, others = open_model(model, None if how == "published" else index), open_model(of_file(VIT, whole), whole)
+    prepared = [prepare(PICTURES[0], ones.config.preparation)]
+    np.testing.assert_array_equal(ones.rows(prepared), others.rows(prepared))
+    lines = (f"{weights_sha256(part)}  {part.name}\n" for part in sorted(folder.glob("model-*.safetensors")))
+    assert ones.weights_sha256 == hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"norm.bias": "../../norm.safetensors"}, "weight_map must name .safetensors beside it"),
+        ({"norm.bias": "pytorch_model.bin"}, "weight_map must name .safetensors beside it"),
+        ({"norm.bias": "model-00003-of-00003.safetensors"}, "model-00003-of-00003.safetensors"),
+        ({"more.bias": "model-00001-of-00002.safetensors"}, r"it lacks more\.bias"),
+        ({"cls_token": "model-00002-of-00002.safetensors"}, r"does not place cls_token in model-00001-of-00002"),
+    ],
+)
+def test_an_index_of_weights_is_not_believed(changes: Mapping[str, str], told: str, tmp_path: Path) -> None:
+    in_parts(tmp_path, changes)
+    index = tmp_path / "model.safetensors.index.json"
+    with pytest.raises(UserError, match=told):
+        open_model(of_file(VIT, index), index)
 
 
 @pytest.mark.parametrize(

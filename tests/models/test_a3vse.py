@@ -214,3 +214,11 @@ def test_recipes_are_every_row_of_the_tables() -> None:
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="|".join([*wrong, "adversary"])):
         A3VSEConfig(**wrong)  # type: ignore[arg-type]
+
+
+def test_where_it_looks_sums_to_one_and_a_mean_looks_nowhere() -> None:
+    visual = Padded.of([np.ones((length, 6), np.float32) for length in (3, 1)])
+    maps_BLK = A3VSEConfig(width=8, word_width=4, heads=2).build(Inputs(6, 9, 0)).attention_visual(visual)
+    torch.testing.assert_close(maps_BLK.sum(1), torch.ones(2, 2))
+    with pytest.raises(ValueError, match="attention=mean looks at all regions alike"):
+        A3VSEConfig(width=8, word_width=4, attention="mean").build(Inputs(6, 9, 0)).attention_visual(visual)

@@ -99,6 +99,10 @@ def test_encodings_are_their_definition(steps: int, lengths: list[int]) -> None:
     rows = range(len(lengths))
     expected = [slow_visual(model, visual.values[row, : lengths[row]]) for row in rows]
     torch.testing.assert_close(model.encode_visual(visual), torch.stack(expected))
+    maps_BLS = model.attention_visual(visual)
+    assert maps_BLS.shape == (len(lengths), max(lengths), steps)
+    torch.testing.assert_close(maps_BLS.sum(1), torch.ones(len(lengths), steps))
+    assert not maps_BLS[~visual.mask].any()
     expected = [slow_text(model, states.values[row, : lengths[row]]) for row in rows]
     torch.testing.assert_close(model.read(states), torch.stack(expected))
 

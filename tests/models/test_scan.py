@@ -240,6 +240,20 @@ def built(config: SCANConfig) -> SCAN:
     return config.build(Inputs(12, 15, 0))
 
 
+@pytest.mark.parametrize("direction", ["text_to_image", "image_to_text"])
+def test_where_words_look_is_what_makes_their_attended_vectors(direction: Any) -> None:
+    model = built(config := SCANConfig(direction, width=6, word_width=5)).eval()
+    image, caption = Padded.whole(torch.randn(1, 4, 12)), Padded.whole(torch.tensor([[1, 3, 5, 7, 2]]))
+    regions, words = model.regions(image).values[0], model.word_states(caption).values[0]
+    with torch.inference_mode():
+        weights_LW = model.attention_of_words(image, caption)
+        if direction == "text_to_image":
+            found, expected = weights_LW.T @ regions, slow_attended(config, words, regions)
+        else:
+            found, expected = weights_LW @ words, slow_attended(config, regions, words)
+    torch.testing.assert_close(found, torch.stack(expected))
+
+
 def test_word_vectors_and_numbers_that_cannot_be_are_refused() -> None:
     with pytest.raises(ValueError, match="SCAN starts its words at random"):
         SCANConfig().build(Inputs(12, 15, 0, np.zeros((15, 300), np.float32)))

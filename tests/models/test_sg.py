@@ -28,6 +28,7 @@ from xmodal.models.sg import SGConfig
 from xmodal.records.tables import Caption, Split, read_rows
 from xmodal.root.selection import find_output
 from xmodal.root.storage import open_storage
+from xmodal.training import run_folder
 from xmodal.training.run_setup import Setup
 
 
@@ -104,17 +105,22 @@ def test_the_command_line_trains_and_evaluates_it(
     assert "R@1" in capsys.readouterr().out
 
 
-def test_captions_by_the_numbers_of_other_tags_are_refused(tmp_path: Path) -> None:
+def test_captions_by_the_numbers_of_other_tags_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root, *_ = make_tagged_root(tmp_path / "one", items=30)
     fit(SG, root, run := str(tmp_path / "run"))
-    build(
+    other = build(
         concepts(find_output(root, "records"), find_output(root, "tags"), replace(PLAIN, tokenizer="whitespace")),
         open_storage(root),
     )
     with pytest.raises(
-        UserError, match=r"pictures in .* has several concepts, so keep one of them; there are: .*tokenizer"
+        UserError, match=r"pictures in .* has several concepts, so say which by --texts IDENTITY; .*tokenizer=white"
     ):
         fit(SG, root, str(tmp_path / "other"))
+    asked = ["train", "sg-coco", "--corpus", "pictures", "--root", root, "--run", str(tmp_path / "mine"), "--texts"]
+    assert main([*asked, "nosuch"]) == 1
+    assert f"has no concepts nosuch for {root}/tags/" in capsys.readouterr().err
+    assert main([*asked, other.identity]) == 0
+    assert run_folder.read(str(tmp_path / "mine")).texts == other.identity
     assert evaluate(run, Setup(root)).items  # a run knows which it was
     with pytest.raises(UserError, match=r"has no concepts for .*/resnet/.*: build them"):
         fit(replace(SG, visual=replace(SG.visual, stage="resnet")), root, str(tmp_path / "another"))

@@ -19,7 +19,7 @@ from pipelines.engine.building import serial
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.publishing.feature_export import export_features
 from pipelines.publishing.feature_import import import_features
-from tests.detection.test_region_store import assert_same, make_store, some_regions
+from tests.detection.test_region_store import WORDS, assert_same, make_store, some_regions
 from tests.features.test_exchange import PICKLED, Evil, npy_of
 from tests.toy_root import item_id, make_root
 from xmodal.detection.region_formats import open_regions
@@ -60,6 +60,51 @@ def test_what_is_exported_and_imported_is_what_was_there(out: str, words: bool, 
     assert (sorted(store.ids), store.absent) == (sorted(picture.id for picture in pictures), frozenset())
     for picture in pictures:
         assert_same(store.picture(picture.id), without_words(picture) if out == "x_ims.npy" else picture)
+
+
+@pytest.mark.parametrize("out", ["x.tsv", "x.h5", "folder"])
+def test_words_go_out_beside_their_regions_and_come_back(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = RegionStore(make_store(tmp_path / "made", [picture for picture in MANY if len(picture.boxes_K4)]))
+    assert main(["export", before.store.output.where, str(tmp_path / out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["beside"] == [f"{out}.objects_vocab.txt", f"{out}.attributes_vocab.txt"]
+    assert not told["lost"]
+    given = [
+        f"--{kind}-words={tmp_path / name}" for kind, name in zip(("object", "attribute"), told["beside"], strict=True)
+    ]
+    command = ["import", str(tmp_path / out), "--root", str(tmp_path / "root"), "--name", "mine", *given, "--serial"]
+    assert main([*command, "--json", "--quiet"]) == 0
+    store = RegionStore(json.loads(capsys.readouterr().out)["path"])
+    assert store.words == before.words
+    for id in before.ids:
+        ones, others = (semantics_of(one.words, one.classes(id), one.attributes(id)) for one in (before, store))
+        assert ones == others != ""
+
+
+@pytest.mark.parametrize(
+    ("out", "words", "lost"),
+    [
+        ("x_ims.npy", ["circle", "square", "star"], "classes and attributes"),
+        ("x.tar", ["circle", "square", "star"], "boxes and classes and attributes"),
+        ("x.tsv", ["circle, round", "square", "star"], "words of class"),
+        ("x.tsv", ["circle", "star", "star"], "words of class"),
+    ],
+)
+def test_an_export_says_what_its_format_cannot_hold(
+    out: str,
+    words: list[str],
+    lost: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setitem(WORDS, "classes", words)
+    where = make_store(tmp_path / "made", [some_regions("a", 3)])
+    assert main(["export", where, str(tmp_path / out)]) == 0
+    assert f"its format cannot hold {lost}" in capsys.readouterr().out
+    assert not list(tmp_path.glob("*objects_vocab*"))
 
 
 @pytest.mark.parametrize("out", ["x.h5", "folder", "x_ims.npy"])
@@ -110,6 +155,16 @@ def test_exports_are_as_their_own_readers_expect_them(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5") as opened:
         assert opened["offsets"][()].tolist() == [0, 3, 3, 8, 9]
         np.testing.assert_array_equal(opened["boxes"][3:8], MANY[2].boxes_K4)
+
+
+@pytest.mark.parametrize("out", FORMATS)
+def test_a_box_that_ends_before_it_begins_is_refused_by_its_picture(out: str, tmp_path: Path) -> None:
+    wrong = some_regions("Straße-日本", 2)
+    wrong.boxes_K4[1] = [30, 4, 8, 9]
+    export(make_store(tmp_path / "made", [*MANY[:2], wrong]), tmp_path / out)
+    said = rf"{out}.*box 2 of 'Straße-日本', 30, 4, 8, 9, ends before it begins: give left, top, right and bottom"
+    with pytest.raises(UserError, match=said):
+        bring_in(tmp_path / out, tmp_path / "root")
 
 
 # ------------------------------------------------------------------------------------------------------------------ TSV

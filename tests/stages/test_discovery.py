@@ -167,6 +167,7 @@ def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[C
         "recovered": 8,
         "path": "",
         "unfinished": [],
+        "of": "pictures",
     }
     (row,) = build_stages(CorpusBuild(options, corpus), ["toy_tints"])
     assert (row["built"], row["absent"]) == (False, 0)

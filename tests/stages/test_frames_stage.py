@@ -487,7 +487,7 @@ def test_a_clip_that_took_too_long_is_tried_again_as_if_it_never_had(
 
 def test_a_retry_is_of_what_was_built(clips: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["retry", "tgif/frames", "--root", clips.storage.url]) == 1
-    assert "there is no tgif/frames of these settings" in capsys.readouterr().err
+    assert "there is no tgif/frames: build it first" in capsys.readouterr().err
     assert main(["retry", "tgif/records", "--root", clips.storage.url]) == 1
     assert "tgif/records is made of files: name the corpus" in capsys.readouterr().err
 

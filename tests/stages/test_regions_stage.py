@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from pipelines.engine.building import build, pending
+from pipelines.engine.commits import UnitAttempt
 from pipelines.engine.stage import Stage
 from pipelines.stages.regions import RegionsConfig
 from tests.conftest import tree_digest
@@ -122,6 +123,16 @@ def test_workers_their_order_and_interruptions_change_no_byte(tmp_path: Path) ->
     assert len(trees) == 1
 
 
+def test_a_slow_detector_says_how_far_it_is_within_a_unit(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = list[str]()
+    monkeypatch.setattr(UnitAttempt, "say", lambda attempt, text: said.append(text))
+    build(regions(sealed(storage, PICTURES), replace(TOY, items_per_shard=4)), storage)
+    assert len(said) == len(PICTURES) == 7
+    assert [text.partition(" pictures")[0] for text in said[2:6]] == [
+        f"regions: {n}" for n in ("3 of 4", "4 of 4", "1 of 3", "2 of 3")
+    ]
+
+
 def test_pictures_that_stay_are_not_looked_at_again(storage: Storage, tmp_path: Path, toy_detector: Seen) -> None:
     build(regions(sealed(storage, PICTURES)), storage)
     toy_detector.clear()
@@ -192,8 +203,8 @@ def test_boxes_of_a_file_decide_their_pictures_alone(storage: Storage, tmp_path:
     [
         ({"a": [1.0, 2.0, 3.0]}, "the boxes of 'a' are not four finite numbers each"),
         ({"a": [1.0, 2.0, 3.0, float("nan")]}, "the boxes of 'a' are not four finite numbers each"),
-        ({"a": [0, 0, 9, 9, 20.0, 5, 8, 30]}, "the box 20, 5, 8, 30 of 'a' ends before it begins: give left, top"),
-        ({"a": [0.0, 9, 9, 8]}, "the box 0, 9, 9, 8 of 'a' ends before it begins"),
+        ({"a": [0, 0, 9, 9, 20.0, 5, 8, 30]}, "box 2 of 'a', 20, 5, 8, 30, ends before it begins: give left"),
+        ({"a": [0.0, 9, 9, 8]}, "box 1 of 'a', 0, 9, 9, 8, ends before it begins"),
         ({}, "boxes.parquet has no boxes: give lines of id, left, top, right and bottom"),
     ],
 )

@@ -2,13 +2,16 @@
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipelines.cli import main
 from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.building import build
 from pipelines.engine.progress_line import ProgressLine
+from pipelines.engine.stage import single
 from pipelines.fetching.sealing import FileSet
 from pipelines.upkeep.inspection import verify
 from tests.commands.test_cli import Xmodal
@@ -18,6 +21,7 @@ from tests.upkeep.test_healing import blob_of, built
 from tests.userdata.test_changed_lists import List, from_nothing, identities
 from tests.userdata.test_changed_lists import mine as mine
 from tests.userdata.test_changed_lists import root as root
+from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import directories
 from xmodal.root.sealed_sets import blob_key, sealed_now
@@ -91,6 +95,34 @@ def test_only_old_rubbish_goes(
     monkeypatch.setattr(time, "time", lambda: now() + 2 * 86_400)
     assert prune(str(root), "--yes", capsys=capsys) == ["blobs", "_runs"]
     assert not any(file.exists() for file in rubbish)
+
+
+def test_a_build_that_stopped_before_its_first_unit_goes_after_a_day(
+    options: BuildOptions, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, root = built(options, "media"), options.storage.url
+    (wrong := Path(root).parent / "wrong.pth").write_text("no weights")
+    settings = {"resnet.network": "resnet18"}
+    with pytest.raises(UserError, match="no state_dict"):
+        built(replace(options, settings=settings, files={"weights": wrong}), "resnet")
+    (tried,) = directories(options.storage, "resnet")
+
+    def killed(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pipelines.engine.building._Build.finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            built(options, "pixels")
+    assert prune(root, capsys=capsys) == [], "somebody may be at work on it"
+    days_later(monkeypatch, 2)
+    assert prune(root, "--keep", tried.identity, capsys=capsys) == []
+    made_of_it = build(single("toy", "made", (tried,), 1, "all", lambda *given: {}), options.storage)
+    assert tried.folder not in prune(root, capsys=capsys), "something was made of it before it was made again"
+    options.storage.delete_folder(made_of_it.folder)
+    assert prune(root, "--yes", capsys=capsys) == [tried.folder], "what has units stays"
+    assert not Path(tried.where).exists()
+    assert made["media"].complete
 
 
 def test_an_identity_that_is_not_there_is_refused(options: BuildOptions, capsys: pytest.CaptureFixture[str]) -> None:

@@ -417,7 +417,7 @@ def test_after_changes_every_command_takes_the_current_outputs(
     assert "several outputs of resnet, so say which by --features IDENTITY" in refused
     assert (third in refused, first in refused, second in refused) == (True, False, False)
     with pytest.raises(
-        UserError, match=r"several sets of features; .*weights=random.*; name one by features='STAGE/IDENTITY'"
+        UserError, match=r"several sets of features; .*weights=random.*; name one by --features STAGE/IDENTITY"
     ):
         open_dataset(str(root), "mine").store()
 

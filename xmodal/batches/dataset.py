@@ -84,7 +84,8 @@ class Dataset:
         there = "; ".join(map(_named, self.features)) or f"none: build some first ({self._command('STAGE')})"
         if len(meant) > 1:
             told = zip(meant, describe_differences(meant), strict=True)
-            there = "; ".join(f"{one.stage}/{how}" for one, how in told) + "; name one by features='STAGE/IDENTITY'"
+            there = "; ".join(f"{one.stage}/{how}" for one, how in told)
+            there += "; name one by --features STAGE/IDENTITY (in Python features='STAGE/IDENTITY')"
         return self._only(meant, f"features {features!r}" if features else "features", there)
 
     def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:

@@ -8,9 +8,9 @@ from pathlib import Path
 from PIL.Image import Image
 
 from xmodal.batches.dataset import open_dataset
-from xmodal.checks.region_pictures import region_sheet
 from xmodal.detection.region_store import RegionStore
 from xmodal.errors import UserError
+from xmodal.evaluation.region_pictures import region_sheet
 from xmodal.features.contact_sheets import DrawnPicture, contact_sheet, save_sheets
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
@@ -21,7 +21,7 @@ from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Caption, Item, read_rows
 from xmodal.records.views import members
 from xmodal.root.outputs import Output
-from xmodal.root.selection import ancestor, find_output
+from xmodal.root.selection import media_for
 from xmodal.training.run_setup import Setup
 
 REGIONS = "regions"  # the stage of a detector
@@ -49,9 +49,7 @@ def draw_regions(
     dataset = open_dataset(setup.root, corpus, setup.records)
     regions = RegionStore(dataset.store(setup.features or REGIONS).output)
     store, where = regions.store, regions.store.output.where
-    name = dataset.records.config["media_set"]  # imported regions do not tell what they were made of
-    media = ancestor(store.output, "media") or find_output(setup.root, "media", of=corpus, name=name)
-    archives = Archives(raw_of(media))
+    archives = Archives(raw_of(media_for(store.output, dataset.records)))
     paths = {item.id: item.media for item in read_rows(dataset.records, Item)}
     ids = _chosen(store, dataset.records, items, first, split)
     if strange := [id for id in ids if id not in store or id not in paths]:

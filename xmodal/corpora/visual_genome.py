@@ -53,6 +53,9 @@ Pictures = Mapping[int, tuple[str, str]]  # split and path of each picture
 Size = tuple[int, int]  # width and height
 
 
+NAME = r"\w[\w '&./-]*"  # of an output of a detector
+
+
 def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
     """Names of each output of a detector, the usual one first. Output 0, the background, has none."""
     outputs: list[tuple[str, ...]] = [()]
@@ -60,7 +63,7 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
     for where, line in lines(raw, path):
         names = tuple(" ".join(name.split()) for name in line.split(","))
         for name in names:
-            once(seen, matched(r"\w[\w '&./-]*", name, where, "name")[0], where)
+            once(seen, matched(NAME, name, where, "name")[0], where)
         outputs.append(names)
     if len(outputs) == 1:
         raise UserError(f"{path} is empty")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from xmodal.detection.region_formats import open_regions
+from xmodal.detection.region_formats import open_regions, refuse_reversed
 from xmodal.errors import UserError
 from xmodal.records.tables import Region, read_rows
 from xmodal.root.outputs import Output
@@ -42,12 +42,7 @@ def boxes_in_file(path: Path) -> dict[str, Boxes]:
     for id, boxes in found.items():
         if not all(len(box) == 4 and all(map(math.isfinite, box)) for box in boxes):
             raise UserError(f"{path}: the boxes of {id!r} are not four finite numbers each: left, top, right, bottom")
-        for left, top, right, bottom in boxes:
-            if right < left or bottom < top:
-                raise UserError(
-                    f"{path}: the box {left:g}, {top:g}, {right:g}, {bottom:g} of {id!r} ends before it begins: give "
-                    "left, top, right and bottom, not a width and a height"
-                )
+        refuse_reversed(path, id, boxes)
     return found
 
 

@@ -3,13 +3,15 @@
 Shapes: K regions, D numbers a feature, C classes and A attributes, each with a column 0 for "none".
 """
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.corpora.visual_genome import vocabulary
+from xmodal.corpora.visual_genome import NAME, vocabulary
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
 
@@ -61,3 +63,10 @@ def read_words(file: Path) -> tuple[str, ...]:
     if not file.is_file():
         raise UserError(f"there is no file of words {file}")
     return tuple(names[0].lower() for names in vocabulary(Raw.of_files({file.name: file}), file.name)[1:])
+
+
+def are_lines(words: Sequence[str]) -> bool:
+    """Says whether `read_words` reads these words as they are from a file with one a line."""
+    return len({*words}) == len(words) and all(
+        re.fullmatch(NAME, word) and word == " ".join(word.lower().split()) for word in words
+    )

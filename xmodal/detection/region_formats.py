@@ -100,6 +100,11 @@ def names_beside(out: Path) -> tuple[str, ...]:
     return (_beside(out, BOXES).name, _beside(out, SIZES).name) if out.name.endswith(SCAN) else ()
 
 
+def holds_words(out: Path) -> bool:
+    """Whether the format of a name has the numbers of classes and attributes."""
+    return writer_for(out) is not None and not out.name.endswith(SCAN)
+
+
 @dataclass(frozen=True, eq=False)
 class RegionsToWrite:
     """Regions of pictures in their order, how many each has, and what is known of them."""
@@ -111,6 +116,14 @@ class RegionsToWrite:
     dtype: str
     has_classes: bool
     has_attributes: bool
+
+
+def refuse_reversed(file: Path | str, id: str, boxes: Iterable[Sequence[float]]) -> None:
+    for number, (left, top, right, bottom) in enumerate(boxes, 1):
+        if right < left or bottom < top:
+            box = f"box {number} of {id!r}, {left:g}, {top:g}, {right:g}, {bottom:g},"
+            how = "give left, top, right and bottom, not a width and a height"
+            raise UserError(f"{file}: {box} ends before it begins: {how}")
 
 
 def _beside(path: Path, ending: str) -> Path:
@@ -130,6 +143,7 @@ def _checked(picture: PictureRegions, source: ForeignRegions) -> PictureRegions:
         raise UserError(f"{where} have numbers that are NaN or infinite, or too large for {features.dtype}")
     if any((named.ids_K < 0).any() for named in words):
         raise UserError(f"{where} have words with negative numbers")
+    refuse_reversed(source.files[0], picture.id, picture.boxes_K4.tolist())
     return PictureRegions(picture.id, picture.boxes_K4, features, picture.size, picture.classes, picture.attributes)
 
 

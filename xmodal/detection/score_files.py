@@ -20,6 +20,7 @@ from xmodal.errors import UserError
 from xmodal.features.foreign_formats import HDF5, ForeignArray, hdf5_texts, open_foreign, open_hdf5, reading
 
 COLUMNS = {"id": pa.string(), "tag": pa.string(), "score": pa.float32()}
+FORM = "it is a .tsv that begins with the line id<tab>tag<tab>score, or an .h5 with ids, names and scores"
 SCORES, NAMES = "scores", "names"  # datasets of HDF5
 
 
@@ -91,7 +92,9 @@ def _table(path: Path) -> pa.Table:
             convert_options=pc.ConvertOptions(column_types=COLUMNS),
         )
     if table.column_names != [*COLUMNS]:
-        raise UserError(f"{path} must begin with the line id<tab>tag<tab>score, not {', '.join(table.column_names)}")
+        raise UserError(
+            f"{path} begins with {', '.join(table.column_names)[:100]!r}, which is no file of scores: {FORM}"
+        )
     if not len(table):
         raise UserError(f"{path} has no line with a score")
     return table

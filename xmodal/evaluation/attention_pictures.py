@@ -1,4 +1,4 @@
-"""Attention pictures: a model's maps, drawn over pictures or beside the frames of clips."""
+"""Attention pictures: a model's maps, drawn over pictures, on their regions, or beside the frames of clips."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,20 +13,22 @@ from torch import Tensor
 
 from xmodal.batches.batch import Padded
 from xmodal.batches.sample_order import evaluation_frames
+from xmodal.detection.region_store import RegionStore, regions_file
 from xmodal.errors import UserError
+from xmodal.evaluation.region_pictures import attention_regions
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.features.contact_sheets import DrawnPicture, attention_sheet, save_sheets
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.networks import ResNet
 from xmodal.media.drawing import attention_picture, labelled
-from xmodal.media.images import UnreadableImage
+from xmodal.media.images import UnreadableImage, open_image
 from xmodal.media.preparation import square
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, read_rows
 from xmodal.records.views import captions_by_item
-from xmodal.root.selection import source_of
+from xmodal.root.selection import ancestor, media_for, source_of
 from xmodal.training.finetuning import WithBackbone, network_of
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats
@@ -34,7 +36,8 @@ from xmodal.training.validation import floats
 LONGEST_LEGEND = 2000  # letters of a caption
 SIDE = 320  # the least pixels of a drawn picture's side
 LEGEND = "yellow: where a map looks; %: how much of its attention is on the place that it sees least, and most"
-Show = Callable[[str, str, NDArray[np.float32]], Image]  # id, caption and maps (L, K) of an item
+REGIONS_LEGEND = "the regions with most of each panel's attention; below it the least and the most that a region has"
+Show = Callable[[str, str, NDArray[np.float32], list[str]], Image]  # id, caption, maps (L, K) and their names
 
 
 @runtime_checkable
@@ -44,41 +47,66 @@ class Attentive(Protocol):
     def attention_visual(self, visual: Padded) -> Tensor: ...
 
 
+@runtime_checkable
+class WordAttentive(Protocol):
+    """A model with a map (L, words) over the positions of a picture for each word of its caption."""
+
+    def attention_of_words(self, visual: Padded, text: Padded) -> Tensor: ...
+
+
 def draw(
     run: str, setup: Setup, split: str | None, folder: Path, *, items: Sequence[str] = (), first: int = 8
 ) -> list[DrawnPicture]:
     """Draws a PNG for each of the items, or the first ones of the split."""
     asked = open_run(run, setup, split)
-    attend, show = _attention(asked, run), _show_clips(asked) if asked.features.spec.ragged else _show_pictures(asked)
+    attend, show = _attention(asked, run, setup.device), _shown(asked)
     places = places_of(asked, items)[: None if items else first]
     described = captions_by_item(asked.records, asked.view)
     captions = described.grouped(described.texts)
 
     def sheet(place: int) -> tuple[str, str, Image]:
         id = asked.reader.examples.ids[place]
-        maps_LK = attend(floats(asked.reader.visual(slice(place, place + 1)), setup.device))[0].cpu().numpy()
         caption = shorten(captions[id][0], LONGEST_LEGEND, placeholder=" …")
-        return id, caption, show(id, caption, maps_LK)
+        return id, caption, show(id, caption, *attend(place))
 
     with torch.inference_mode(), setup.progress.over("draw", len(places), unit="pictures") as tick:
         return list(save_sheets(folder, map(sheet, places), tick))
 
 
-def _attention(asked: OpenedRun, run: str) -> Callable[[Padded], Tensor]:
-    """Gives the maps (B, L, K) of what the run reads."""
+def _attention(asked: OpenedRun, run: str, device: str) -> Callable[[int], tuple[NDArray[np.float32], list[str]]]:
+    """Gives the maps (L, K) of an item, and their names: of a model of words, those of its first caption."""
     scorer: Any = asked.scorer
     backbone = scorer if isinstance(scorer, WithBackbone) else None
     model = backbone.model if backbone else scorer
-    if not isinstance(model, Attentive):
-        raise UserError(f"{run}: {asked.started.recipe.name} has no attention to look at; PVSE and PCME have")
+    if not isinstance(model, Attentive | WordAttentive):
+        have = "PVSE, PCME, A3VSE, DAN and SCAN have"
+        raise UserError(f"{run}: {asked.started.recipe.name} has no attention to look at; {have}")
 
-    def attend(visual: Padded) -> Tensor:
+    def attend(place: int) -> tuple[NDArray[np.float32], list[str]]:
+        visual = floats(asked.reader.visual(slice(place, place + 1)), device)
+        visual = backbone.features(visual) if backbone else visual
+        if isinstance(model, WordAttentive):
+            text = asked.reader.text(asked.reader.examples.caption_starts[place : place + 1])
+            words = [asked.started.vocabulary.words[number] for number in text.values[0].tolist()]
+            return model.attention_of_words(visual, text.to(device)).float().cpu().numpy(), words
         try:
-            return model.attention_visual(backbone.features(visual) if backbone else visual)
+            maps_LK = model.attention_visual(visual)[0].cpu().numpy()
         except ValueError as error:  # a PVSE of no local embeddings
             raise UserError(f"{run}: {error}") from None
+        return maps_LK, [f"map {number}" for number in range(1, maps_LK.shape[1] + 1)]
 
     return attend
+
+
+def _shown(asked: OpenedRun) -> Show:
+    output = asked.features.output
+    if regions_file(0) in output.files:
+        return _show_regions(asked)
+    if not asked.features.spec.ragged:
+        return _show_pictures(asked)
+    if ancestor(output, FRAMES) is None and ancestor(output, "media") is None:
+        raise UserError(f"{output.where} has neither boxes nor frames to draw attention on: import regions with boxes")
+    return _show_clips(asked)
 
 
 def grid_network(asked: OpenedRun) -> ResNet:
@@ -111,27 +139,47 @@ def _show_pictures(asked: OpenedRun) -> Show:
     times = -(-SIDE // network.crop)
     paths = {item.id: item.media for item in read_rows(asked.records, Item)}
 
-    def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
+    def show(id: str, caption: str, maps_LK: NDArray[np.float32], names: list[str]) -> Image:
         sizes = network.resize * times, network.crop * times
         try:
             picture = square(archives.read(paths[id]), *sizes, on_truncated=lambda why: None)
         except (MissingMedia, UnreadableImage) as error:
-            raise UserError(
-                f"the picture of {id} is damaged ({error}): `xmodal verify --forget --root ROOT`, build again"
-            ) from error
+            raise _damaged(id, error) from error
         ranges = zip(100 * maps_LK.min(0), 100 * maps_LK.max(0), strict=True)
-        names = [f"map {number}: {low:.1f} to {high:.1f} %" for number, (low, high) in enumerate(ranges, 1)]
+        titles = [f"{name}: {low:.1f} to {high:.1f} %" for name, (low, high) in zip(names, ranges, strict=True)]
         legend = f"{id}: {caption} ({LEGEND})"
-        return labelled(attention_picture(picture, maps_LK), ["what the network sees", *names], legend)
+        return labelled(attention_picture(picture, maps_LK), ["what the network sees", *titles], legend)
 
     return show
+
+
+def _show_regions(asked: OpenedRun) -> Show:
+    regions = RegionStore(asked.features.output)
+    archives = Archives(raw_of(media_for(asked.features.output, asked.records)))
+    paths = {item.id: item.media for item in read_rows(asked.records, Item)}
+    if (most := asked.reader.frames.frames) is not None:
+        raise UserError(f"the run reads {most} regions of each picture, which are not told apart: train on all of them")
+
+    def show(id: str, caption: str, maps_LK: NDArray[np.float32], names: list[str]) -> Image:
+        try:
+            picture = open_image(archives.read(paths[id]), on_truncated=lambda why: None)
+        except (MissingMedia, UnreadableImage) as error:
+            raise _damaged(id, error) from error
+        panels_HW3 = attention_regions(picture, regions.boxes(id), maps_LK, names)
+        return labelled(panels_HW3, [f"{len(maps_LK)} regions"], f"{id}: {caption} ({REGIONS_LEGEND})")
+
+    return show
+
+
+def _damaged(id: str, error: Exception) -> UserError:
+    return UserError(f"the picture of {id} is damaged ({error}): `xmodal verify --forget --root ROOT`, build again")
 
 
 def _show_clips(asked: OpenedRun) -> Show:
     features, frames = asked.features, asked.reader.frames
     store = FrameStore(source_of(features.output, FRAMES, asked.view.corpus))
 
-    def show(id: str, caption: str, maps_LK: NDArray[np.float32]) -> Image:
+    def show(id: str, caption: str, maps_LK: NDArray[np.float32], names: list[str]) -> Image:
         lengths = features.lengths(features.rows([id]))
         if frames.frames is None:
             samples = np.arange(lengths[0])

@@ -38,6 +38,9 @@ M = TypeVar("M", bound="ImageModel")
 class Library(Protocol):
     """A module that knows the models of one library."""
 
+    def check(self, name: str) -> None:
+        """Refuses a name that the library does not have."""
+
     def find(self, name: str, weights: str, output: str, sides: tuple[int, int]) -> tuple[str, str, ModelFacts]:
         """The whole names of a model and its weights, and its facts."""
 
@@ -143,6 +146,11 @@ def resolved(config: M) -> M:
     """The config with the whole names of model and weights, and with what decides the rows beside them."""
     name, weights, facts = find_model(config.model, config.weights, config.output, config.resize, config.crop)
     return replace(config, model=f"{config.library}/{name}", weights=weights, facts=facts)
+
+
+def check_model_name(model: str) -> None:
+    library, _, name = model.partition("/")
+    LIBRARIES[library].check(name)
 
 
 @lru_cache(maxsize=16)

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
+def check(name: str) -> None:
+    _config(name)
+
+
 def find(name: str, weights: str, output: str, sides: tuple[int, int]) -> tuple[str, str, ModelFacts]:
     config = _config(name)
     name, model = f"{config.architecture}.{config.tag}".removesuffix("."), f"timm/{name}"

@@ -52,11 +52,15 @@ def gigaflops(name: str, crop: int) -> float:
     return 2 * BILLIONS[name] * (crop / 224) ** 2
 
 
-def find(name: str, weights: str, output: str, sides: tuple[int, int]) -> tuple[str, str, ModelFacts]:
-    """No torch is needed."""
-    resize, crop = sides
+def check(name: str) -> None:
     if name not in BILLIONS:
         raise UserError(f"no model torchvision/{name}; there are: {', '.join(BILLIONS)}")
+
+
+def find(name: str, weights: str, output: str, sides: tuple[int, int]) -> tuple[str, str, ModelFacts]:
+    """No torch is needed."""
+    check(name)
+    resize, crop = sides
     if weights == "published":
         weights = published_weights(name)[-1]
     elif not weights.startswith((RANDOM, OF_FILE)) and weights not in published_weights(name):

@@ -21,10 +21,12 @@ SETTINGS = ("config.json", "preprocessor_config.json", "processor_config.json")
 LARGE = 384  # pictures of ConvNeXT that have this side are not cropped
 
 
+def check(name: str) -> None:
+    _folder(name)
+
+
 def find(name: str, weights: str, output: str, sides: tuple[int, int]) -> tuple[str, str, ModelFacts]:
     """The name of a repository is whole with its commit."""
-    with extra_needed("transformers", f"transformers/{name} needs transformers"):
-        import transformers  # noqa: F401
     folder = _folder(name)
     name = f"{name.partition('@')[0]}@{folder.name}"
     how = _prepared(f"transformers/{name}", folder)
@@ -34,6 +36,8 @@ def find(name: str, weights: str, output: str, sides: tuple[int, int]) -> tuple[
 
 def _folder(name: str) -> Path:
     """The commit that a name says, or the newest when it was first asked for."""
+    with extra_needed("transformers", f"transformers/{name} needs transformers"):
+        import transformers  # noqa: F401
     repository, _, revision = name.partition("@")
     cure = "check its name, and that this machine may ask there"
     return hub_folder(repository, revision or None, SETTINGS, f"transformers/{name}", cure)

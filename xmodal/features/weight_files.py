@@ -1,6 +1,7 @@
 """Weights of networks: drawn by a seed, of a user's file, or published; loading them runs nothing that is in them."""
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -20,7 +21,8 @@ WRONG = (  # errors of reading what is no state_dict, or another network's
     *(UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError, OSError, ValueError, LookupError),
     *(AssertionError, OverflowError, MemoryError, RecursionError),
 )
-HUB_FILES = ("model.safetensors", "pytorch_model.bin")
+INDEX = ".safetensors.index.json"  # ends the name of what tells in which of several files each tensor is
+HUB_FILES = ("model.safetensors", f"model{INDEX}", "pytorch_model.bin")
 
 
 def filled_network(
@@ -74,10 +76,32 @@ def check_weights_name(weights: str, network: str) -> None:
 
 
 def weights_sha256(file: Path) -> str:
+    """The sha256 of a file; of an index, of the text that names its files' sha256s, a line each."""
     try:
-        return sha256_of(file)
+        if not file.name.endswith(INDEX):
+            return sha256_of(file)
+        lines = [f"{sha256_of(part)}  {part.name}\n" for part in parts_of(file)]
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
     except OSError as error:
-        raise UserError(f"weights {file} cannot be read: {error.strerror}") from error
+        raise UserError(f"weights {error.filename or file} cannot be read: {error.strerror}") from error
+
+
+def parts_of(index: Path) -> list[Path]:
+    """The files beside an index that together are the weights; names of others are refused."""
+    return [index.with_name(name) for name in sorted({*_placed(index).values()})]
+
+
+def _placed(index: Path) -> Mapping[str, str]:
+    """The name of the file of each tensor."""
+    placed: Mapping[str, str]
+    try:
+        placed = json.loads(index.read_bytes())["weight_map"]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise UserError(f"weights {index} are no index of files: {why_not_read(error)}") from error
+    names = placed.values() if isinstance(placed, dict) else ()
+    if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
+        raise UserError(f"weights {index} are no index of files: weight_map must name .safetensors beside it")
+    return placed
 
 
 def load_exactly(network: "nn.Module", state: "Mapping[str, Tensor]", head: tuple[str, ...]) -> None:
@@ -112,6 +136,8 @@ def download(url: str, told: str) -> Path:
 def hub_weights(repository: str, revision: str | None, told: str) -> Path:
     for name in HUB_FILES:
         if (file := hub_folder(repository, revision, (name,), told, UNTRAINED) / name).is_file():
+            for part in parts_of(file) if name.endswith(INDEX) else ():
+                hub_folder(repository, file.parent.name, (part.name,), told, UNTRAINED)  # of the same commit
             return file
     files = f"{' or '.join(HUB_FILES)} of huggingface.co/{repository}"
     raise UserError(f"{told}: {files} is neither here nor could be fetched: {UNTRAINED}")
@@ -146,6 +172,8 @@ def hub_folder(repository: str, revision: str | None, names: tuple[str, ...], to
 def read_state(file: Path) -> "Mapping[str, Tensor]":
     import torch
 
+    if file.name.endswith(INDEX):
+        return _read_parts(file)
     state: Mapping[str, Tensor]
     if file.suffix != ".safetensors":
         state = torch.load(file, map_location="cpu", weights_only=True)
@@ -157,6 +185,18 @@ def read_state(file: Path) -> "Mapping[str, Tensor]":
         state = load_file(file)
     except SafetensorError as error:
         raise ValueError(str(error)) from error
+    return state
+
+
+def _read_parts(index: Path) -> "Mapping[str, Tensor]":
+    placed = _placed(index)
+    state: dict[str, Tensor] = {}
+    for part in parts_of(index):
+        found = read_state(part)
+        if strange := [name for name in found if placed.get(name) != part.name]:
+            raise ValueError(f"its index does not place {few(strange, 2)} in {part.name}")
+        state |= found
+    refuse({"lacks": sorted(placed.keys() - state.keys())})
     return state
 
 

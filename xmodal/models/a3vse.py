@@ -151,7 +151,8 @@ class A3VSE(nn.Module):
 
     def attention_visual(self, visual: Padded) -> Tensor:
         """(B, L, K)"""
-        assert self.visual_attention
+        if self.visual_attention is None:
+            raise ValueError("an A3VSE of attention=mean looks at all regions alike")
         return self.visual_attention.weights(Padded(self.regions(visual.zero_padded()), visual.lengths)).mT
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:

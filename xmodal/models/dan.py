@@ -64,13 +64,23 @@ class DAN(nn.Module):
                 nn.init.xavier_uniform_(parameter)
 
     def encode_visual(self, visual: Padded) -> Tensor:
+        return torch.cat(self._seen(visual)[0], dim=1)
+
+    def attention_visual(self, visual: Padded) -> Tensor:
+        """(B, L, steps)"""
+        return torch.stack(self._seen(visual)[1], dim=2)
+
+    def _seen(self, visual: Padded) -> tuple[list[Tensor], list[Tensor]]:
+        """Gives what each step finds, (B, H), after the memory that all begin with; and where it looks, (B, L)."""
         first, *later = self.projections
         regions_BLF, memory_BH = visual.zero_padded(), first(visual.average()).tanh()
-        found = [memory_BH]
+        found, maps = [memory_BH], list[Tensor]()
         for look, project in zip(self.visual_steps, later, strict=True):
-            found.append(project(look(regions_BLF, memory_BH, visual.mask)).tanh())
+            assert isinstance(look, Look)
+            maps.append(look.attend(regions_BLF, memory_BH, visual.mask))
+            found.append(project(weighted(maps[-1], regions_BLF)).tanh())
             memory_BH = memory_BH + found[-1]
-        return torch.cat(found, dim=1)
+        return found, maps
 
     def encode_text(self, text: Padded) -> Tensor:
         states_BLD = pad_packed_sequence(self.sentence(text.packed(self.words))[0], batch_first=True)[0]
@@ -106,13 +116,18 @@ class Look(nn.Module):
         self.score = nn.Linear(width, 1, bias=False)
 
     def forward(self, local_BLF: Tensor, memory_BH: Tensor, mask_BL: Tensor) -> Tensor:
-        return (self.attend(local_BLF, memory_BH, mask_BL)[:, None] @ local_BLF)[:, 0]
+        return weighted(self.attend(local_BLF, memory_BH, mask_BL), local_BLF)
 
     def attend(self, local_BLF: Tensor, memory_BH: Tensor, mask_BL: Tensor) -> Tensor:
         """(B, L), of sum one over the real positions."""
         hidden_BLH = self.local(local_BLF).tanh() * self.memory(memory_BH).tanh()[:, None]
         scores_BL: Tensor = self.score(hidden_BLH)[..., 0]
         return scores_BL.masked_fill(~mask_BL, -torch.inf).softmax(1)
+
+
+def weighted(weights_BL: Tensor, local_BLF: Tensor) -> Tensor:
+    """(B, F)"""
+    return (weights_BL[:, None] @ local_BLF)[:, 0]
 
 
 SGD = Optimiser("sgd", 0.1, weight_decay=5e-4, momentum=0.9, clip_norm=0.1, schedule=Step((30,), 0.1))

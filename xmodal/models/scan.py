@@ -124,6 +124,18 @@ class SCAN(nn.Module):
             similarity_VT, pairs = cross_attention(self.config, visual, text), gather_pairs(stream)
         return {"ranking": ranking_loss(similarity_VT, pairs, self.config.margin, self.config.negatives, "sum")}
 
+    def attention_of_words(self, visual: Padded, text: Padded) -> Tensor:
+        """(L, words): of one image and one caption, how much each word looks at each region, or each region at it."""
+        images, words, is_of_text = (
+            self.regions(visual),
+            self.word_states(text),
+            self.config.direction == "text_to_image",
+        )
+        sources, queries = (images, words) if is_of_text else (words, images)
+        products_1SQ1 = (sources.values @ queries.values.mT)[..., None]
+        weights_SQ = attention(self.config, products_1SQ1, sources.mask, queries.mask[..., None])[0, ..., 0]
+        return weights_SQ if is_of_text else weights_SQ.T
+
     def regions(self, visual: Padded) -> Padded:
         values_BLD: Tensor = self.image(visual.zero_padded())
         return Padded(normalize(values_BLD, dim=2) if self.config.normalise_image else values_BLD, visual.lengths)

@@ -131,6 +131,12 @@ def source_of(features: Output, stage: str, corpus: str) -> Output:
     return source
 
 
+def media_for(features: Output, records: Output) -> Output:
+    """Finds the media of features; of imported ones, which do not tell, those that the records name."""
+    corpus, name = str(records.config["corpus"]), records.config["media_set"]
+    return ancestor(features, "media") or find_output(records.storage.url, "media", of=corpus, name=name)
+
+
 def media_set_of(features: Output) -> str | None:
     media = ancestor(features, "media")
     name = media and media.config.get("name")

@@ -47,17 +47,20 @@ class Setup:
 
     def texts_of(self, stage: str, tables: Output, visual: FeatureStore) -> FeatureStore:
         """Opens captions as features; those that say which visual features they are for must be for these."""
-        made = [FeatureStore(one) for one in made_of(tables, stage) if self.texts in (None, one.identity)]
+        made = [FeatureStore(one) for one in made_of(tables, stage)]
         fitting = [store.output for store in made if store.provenance.get("for") in (None, visual.output.folder)]
         corpus = str(tables.config["corpus"])
         if not fitting:
             for_these = f" for {visual.output.where}" if made else ""
             cure = f"build them ({build_command(self.root, corpus, stage)})"
             raise UserError(f"{corpus} in {self.root} has no {stage}{for_these}: {cure}")
-        if len(fitting) > 1:
-            there = ", ".join(describe_differences(fitting))
-            raise UserError(f"{corpus} in {self.root} has several {stage}, so keep one of them; there are: {there}")
-        return FeatureStore(fitting[0])
+        chosen = [output for output in fitting if self.texts in (None, output.identity)]
+        if len(chosen) == 1:
+            return FeatureStore(chosen[0])
+        problem = f"has several {stage}, so say which by --texts IDENTITY"
+        if not chosen:
+            problem = f"has no {stage} {self.texts} for {visual.output.where}"
+        raise UserError(f"{corpus} in {self.root} {problem}; there are: {', '.join(describe_differences(fitting))}")
 
     def pictures(self, features: FeatureStore, tables: Output) -> FeatureStore:
         """Opens what phases of pixels read: the frames that features of clips were made of, else the pixels stage's."""

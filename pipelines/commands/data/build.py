@@ -14,6 +14,7 @@ examples:
   xmodal build list.tsv.gz --header no --url 1 --caption 3 --root data      the first and third of columns without names
   xmodal build tagged.json --labels tags --repeats keep --root data         with categories for PMRP
   xmodal build hf://org/name --url image --caption text --root data
+  xmodal build coco/tags --root data --file open_images=scores.tsv    its first line is id<tab>tag<tab>score; or an .h5
   xmodal build mine.py --root data --serial             a corpus that a Python file defines; from then on by its name
   xmodal build coco/records --root data --raw part --sample    of a part of its files; from then on named coco-sample
 """

@@ -45,13 +45,14 @@ def flags(parser: Parser) -> None:
 def run(args: Args) -> Result:
     from pipelines.engine.build_options import BuildOptions
     from pipelines.fetching.folder_files import find_files
-    from pipelines.upkeep.folder_features import DETECTING, MARKER, RUNS, kinds_of, make_store, settings_of
+    from pipelines.upkeep.folder_features import DETECTING, MARKER, RUNS, check_name, kinds_of, make_store, settings_of
     from xmodal.root.storage import LocalStorage
 
     if not args.folder.is_dir():
         raise UserError(f"{args.folder} is no folder: name one with pictures or clips")
     if args.weights and not args.weights.exists():
         raise UserError(f"there is no file {args.weights}")
+    check_name(args.model)
     progress, folder = _flags.progress(args), os.path.abspath(args.folder)
     files = find_files(folder, args.kind, args.follow_links, MARKER)
     out = args.out or Path(f"{os.path.basename(os.path.realpath(folder))}-{args.model.replace('/', '-')}.zarr")

@@ -1,4 +1,4 @@
-"""Removes what a root no longer needs: outputs of replaced lists, and what kills left behind.
+"""Removes what a root no longer needs: outputs of replaced lists, and what stopped builds left.
 
 Without --yes it only shows what it would remove. Files younger than a day may belong to work under way, and stay.
 
@@ -40,7 +40,7 @@ def _kept(text: str) -> list[str]:
     if not Path(text).is_dir():
         return [text]
     run = run_folder.read(text)
-    return [identity for identity in (run.records, run.features, run.pixels) if identity]
+    return [identity for identity in (run.records, run.features, run.pixels, run.texts) if identity]
 
 
 def text(result: Result) -> Lines:

@@ -1,8 +1,11 @@
 """Tries failed files again, or failed rows of one stage such as CORPUS/frames, and nothing else.
 
+Settings are those with which the stage was built, where the root has one output of it; files are given again.
+
 examples:
   xmodal retry coco --root data
   xmodal retry tgif/frames --root data --class timeout
+  xmodal retry coco/regions --root data --file detector=vg.pkl
 """
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
@@ -29,7 +32,7 @@ def run(args: Args) -> Result:
 
 def text(result: Result) -> Lines:
     for name, done in result["corpora"].items():
-        what = "clips" if "unfinished" in done else "files"
+        what = done.get("of", "files")
         yield f"{name}: {done['recovered']:,} of {done['tried']:,} {what} recovered"
         for output in done.get("unfinished", ()):
             yield f"{output} is made of them: build it again, which does what has changed"

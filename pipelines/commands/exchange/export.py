@@ -1,7 +1,9 @@
 """Writes features as .npy, .h5, a webdataset .tar, or an npz an item.
 
 Regions of a detector go with their boxes into x.tsv (as bottom-up attention's), x_ims.npy (SCAN's, with
-x_ims_bbx.npy and x_ims_size.npy beside it), x.h5, or a folder of MILVLG's .npz; into x.tar without.
+x_ims_bbx.npy and x_ims_size.npy beside it), x.h5, or a folder of MILVLG's .npz; into x.tar without. The words that
+their classes and attributes count are beside, in x.tsv.objects_vocab.txt and x.tsv.attributes_vocab.txt, as
+`xmodal import x.tsv --object-words … --attribute-words …` reads them; SCAN's arrays have neither.
 
 examples:
   xmodal export data/scan36/IDENTITY features.h5
@@ -33,6 +35,9 @@ def run(args: Args) -> Result:
 
 
 def text(result: Result) -> Lines:
-    beside = f", beside it {' and '.join(result['beside'])}" if result["beside"] else ""
+    beside = f", beside it {', '.join(result['beside'])}" if result["beside"] else ""
     absent = f"; {result['absent']:,} absent or unreadable are left out" if result["absent"] else ""
     yield f"{result['path']}: {features(result)}{beside}{absent}"
+    if result["lost"]:
+        lost = " and ".join(result["lost"])
+        yield f"its format cannot hold {lost} of the regions; x.tsv, x.h5 and a folder of .npz have boxes and classes"

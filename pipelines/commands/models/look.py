@@ -3,6 +3,7 @@
 examples:
   xmodal look runs/pvse --root data --attention maps --first 20
   xmodal look runs/a3vse --root data --tsne planes       one PNG: test items and their captions
+  xmodal look runs/scan --root data --attention maps    a panel for each word: the regions that it looks at
   xmodal look runs/pcme --root data --probes
   xmodal build tgif/frames --root data; xmodal look tgif --root data --frames sheets
   xmodal build coco/regions --root data --file detector=vg.pkl; xmodal look coco --root data --regions boxes

@@ -14,6 +14,7 @@ from xmodal.media.drawing import font_of, labelled
 
 MOST = 16  # regions that are drawn of a picture: more cannot be told apart
 SIDE = 640  # pixels that the longer side has at least
+PANEL, COLUMNS, LOOKED = 320, 6, 3  # of attention: pixels of a panel, panels in a row, regions that are drawn
 LETTERS, LINE, PAD = 15, 20, 3  # pixels of a label
 GOLDEN = 0.618034  # of the circle of hues from one region to the next, which keeps all apart
 
@@ -30,13 +31,40 @@ def region_sheet(store: RegionStore, id: str, picture: Image.Image, caption: str
     times, drawn = max(1.0, SIDE / max(picture.size)), order[:MOST]
     large = picture.resize((round(picture.width * times), round(picture.height * times)), Image.Resampling.LANCZOS)
     draw_boxes(large, boxes_K4[drawn] * times, [names[place] for place in drawn])
-    title = f"{len(drawn)} of {len(order)} regions" if order[MOST:] else f"{len(order)} regions"
+    title = (
+        f"{len(drawn)} of {len(order)} regions"
+        if order[MOST:]
+        else f"{len(order)} region{'' if len(order) == 1 else 's'}"
+    )
     others = f"; not drawn: {', '.join(phrases[place] for place in order[MOST:])}" if order[MOST:] else ""
     return labelled(np.asarray(large), [title], f"{id}: {caption}{others}" if caption or others else id)
 
 
+def attention_regions(
+    picture: Image.Image, boxes_K4: NDArray[np.floating[Any]], maps_KM: NDArray[np.floating[Any]], names: Sequence[str]
+) -> NDArray[np.uint8]:
+    """A panel a map: the regions that it looks at most, each with its share of the attention."""
+    times = PANEL / max(picture.size)
+    small = picture.resize((round(picture.width * times), round(picture.height * times)), Image.Resampling.LANCZOS)
+    panels = [_panel(small, boxes_K4 * times, map_K, name) for map_K, name in zip(maps_KM.T, names, strict=True)]
+    columns = min(len(panels), COLUMNS)
+    panels += [np.full_like(panels[0], 255)] * (-len(panels) % columns)
+    rows = [np.concatenate(panels[first : first + columns], axis=1) for first in range(0, len(panels), columns)]
+    return np.concatenate(rows)
+
+
+def _panel(
+    picture: Image.Image, boxes_K4: NDArray[np.floating[Any]], map_K: NDArray[np.floating[Any]], name: str
+) -> NDArray[np.uint8]:
+    drawn, most = picture.copy(), np.argsort(-map_K, kind="stable")[:LOOKED]
+    draw_boxes(drawn, boxes_K4[most], [f"{100 * share:.0f} %" for share in map_K[most].tolist()])
+    told = labelled(np.asarray(drawn), [name], f"{100 * map_K.min():.1f} to {100 * map_K.max():.1f} %")
+    return np.pad(np.asarray(told), ((0, 0), (0, PAD), (0, 0)), constant_values=255)
+
+
 def draw_boxes(picture: Image.Image, boxes_K4: NDArray[np.floating[Any]], names: Sequence[str]) -> None:
     """Draws boxes, the first above the others, each with its name where no other name stands."""
+    boxes_K4 = np.sort(boxes_K4.reshape(-1, 2, 2), axis=1).reshape(-1, 4)  # a store may come from anybody
     draw, font = ImageDraw.Draw(picture), font_of(LETTERS)
     colours = [_colour(number) for number in range(len(names))]
     for box_4, colour in reversed([*zip(boxes_K4.tolist(), colours, strict=True)]):
