@@ -9,6 +9,7 @@ from xmodal.features.frame_store import FrameStore
 from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
+from xmodal.recipes import Features
 from xmodal.root.outputs import Output, made_of
 from xmodal.root.selection import (
     build_command,
@@ -45,15 +46,19 @@ class Setup:
             self.progress.say(f"warning: {change}")
         return store
 
-    def texts_of(self, stage: str, tables: Output, visual: FeatureStore) -> FeatureStore:
+    def texts_of(self, read: Features, tables: Output, visual: FeatureStore) -> FeatureStore:
         """Opens captions as features; those that say which visual features they are for must be for these."""
-        made = [FeatureStore(one) for one in made_of(tables, stage) if self.texts in (None, one.identity)]
+        stage, method = read.stage, read.method
+        stores = [FeatureStore(one) for one in made_of(tables, stage) if self.texts in (None, one.identity)]
+        made = [store for store in stores if method in ("", store.provenance.get("method"))]
         fitting = [store.output for store in made if store.provenance.get("for") in (None, visual.output.folder)]
         corpus = str(tables.config["corpus"])
         if not fitting:
             for_these = f" for {visual.output.where}" if made else ""
-            cure = f"build them ({build_command(self.root, corpus, stage)})"
-            raise UserError(f"{corpus} in {self.root} has no {stage}{for_these}: {cure}")
+            by_method = f" by {method}" if method else ""
+            setting = f" --set codebook.method={method}" if method else ""
+            cure = f"build them ({build_command(self.root, corpus, stage)}{setting})"
+            raise UserError(f"{corpus} in {self.root} has no {stage}{by_method}{for_these}: {cure}")
         if len(fitting) > 1:
             there = ", ".join(describe_differences(fitting))
             raise UserError(f"{corpus} in {self.root} has several {stage}, so keep one of them; there are: {there}")
