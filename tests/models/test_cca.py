@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pipelines.cli import main
+from pipelines.papers import reproduction
+from pipelines.papers.experiments import Available, find
 from pipelines.papers.recipe_runs import recipes
 from pipelines.stages.codebook import CodebookConfig
 from tests.golden import golden
@@ -385,6 +387,18 @@ def test_sentences_are_those_of_the_method_that_a_recipe_names(root: str, tmp_pa
     fit(mean, words, str(tmp_path / "run"))
     assert load(str(tmp_path / "run")).text_mean.shape == (3,)  # type: ignore[attr-defined]
     assert evaluate(str(tmp_path / "run"), Setup(words)).items == 9
+
+
+def test_a_table_of_the_paper_names_the_sentences_that_its_rows_read(root: str) -> None:
+    (table,) = find("two_branch table 2")
+    commands = reproduction.to_run(table, Available.now(()))
+    for method in ("hglmm", "mean"):
+        settings = f"--set codebook.method={method} --set codebook.split=plummer/train --vectors word2vec.bin"
+        assert f"xmodal build flickr30k/sentences --root data {settings}" in commands
+    assert "xmodal train cca-flickr30k --root data --run runs/cca-flickr30k" in commands
+    assert list(reproduction._not_built(TOY, table, Setup(root))) == []
+    (missing,) = reproduction._not_built(replace(TOY, text=Features("sentences", method="mean")), table, Setup(root))
+    assert "has no sentences by mean: build them" in missing
 
 
 def test_the_command_line_solves_and_evaluates_it(

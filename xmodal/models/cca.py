@@ -231,7 +231,7 @@ RECIPES = (
         validation=View("coco", "karpathy/val", captions_per_item=5),
         visual=Features("resnet"),
         text=Features("sentences"),
-        model=replace(KLEIN, eta=0.01),
+        model=replace(KLEIN, eta=0.001),
     ),
 )
 

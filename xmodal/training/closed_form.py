@@ -90,7 +90,7 @@ def _solve(model: Solvable[Any, Any], learned: Reader, recipe: Recipe, setup: Se
 
         def stream() -> Iterator[Stream]:
             for items in blocks:
-                yield _stream(learned, items)
+                yield stream_of(learned, items)
                 tick(1)
 
         try:
@@ -108,7 +108,8 @@ def blocks_of(examples: Examples, pairs: int) -> list[slice]:
     return [slice(first, end) for first, end in pairwise([*firsts.tolist(), len(examples.ids)])]
 
 
-def _stream(reader: Reader, items: slice) -> Stream:
+def stream_of(reader: Reader, items: slice) -> Stream:
+    """Reads items with all of their captions; refuses rows that are not finite."""
     examples = reader.examples
     assert examples.sentences
     starts = np.append(examples.caption_starts, len(examples.caption_ids))
