@@ -28,7 +28,7 @@ from xmodal.features.store import FeatureStore
 from xmodal.models import Inputs, Solvable, Trainable
 from xmodal.models.cca import CCA, CCAConfig
 from xmodal.recipes import Features, Recipe, View
-from xmodal.training import closed_form
+from xmodal.training import checkpoint, closed_form
 from xmodal.training.run_setup import Setup
 
 Numbers = NDArray[np.float64]
@@ -330,11 +330,15 @@ def test_settings_that_cannot_be_solved_leave_nothing_behind(root: str, tmp_path
 def test_a_killed_or_damaged_run_is_solved_again(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr(closed_form, "measure", _stop)
+        patch.setattr(checkpoint, "save", _stop)
         with pytest.raises(KeyboardInterrupt):
             fit(TOY, root, str(run))
-    assert (run / "recipe.json").exists()
-    assert fit(TOY, root, str(run)).trained
+        patch.undo()
+        patch.setattr(closed_form, "measure", _stop)
+        assert (run / "recipe.json").exists()
+        with pytest.raises(KeyboardInterrupt):
+            fit(TOY, root, str(run))
+    assert not fit(TOY, root, str(run)).trained  # as it was solved before it was measured
     (run / "best.pt").write_bytes(b"torn")
     with pytest.raises(UserError, match=r"best\.pt is damaged: remove it, and train again"):
         fit(TOY, root, str(run))

@@ -170,12 +170,12 @@ class Covariances:
 
 
 def _vectors(padded: Padded) -> Tensor:
-    """(B, D) in double precision: the mean of each row's positions, or of one position that itself."""
+    """(B, D) in double precision: the mean of each row's positions."""
     return Padded(padded.values.double(), padded.lengths).average()
 
 
 def _add_upper(sums_WW: Tensor, rows_RW: Tensor) -> None:
-    """Adds rows' rows, the upper half, and a little more along the diagonal."""
+    """Adds the product rows' x rows: its upper half, and a little more along the diagonal."""
     for start in range(0, len(sums_WW), PANEL):
         sums_WW[start : start + PANEL, start:].addmm_(rows_RW[:, start : start + PANEL].T, rows_RW[:, start:])
 

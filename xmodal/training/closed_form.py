@@ -55,15 +55,17 @@ def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]
         refuse_common(recipe.view, learned.examples, recipe, reader.examples)
     run_folder.refuse_another(run, started)
     with run_folder.held(run):
-        is_new = learned is not None and LocalStorage(run).size(run_folder.BEST) is None
+        is_new = LocalStorage(run).size(run_folder.BEST) is None
         if learned and is_new:
             _solve(model, learned, recipe, setup)
         elif learned:
             _load(model, run)
         run_folder.start(run, started)  # only now, so that settings that cannot be solved leave nothing
+        if is_new:
+            checkpoint.save(run, run_folder.BEST, model.state_dict())
         found = measure(model, reader, setup.progress, setup.device, labels=labels_of(tables, reader.examples.ids))
-        checkpoint.save(run, run_folder.BEST, model.state_dict())
-    return headline(found).rsum, len(blocks_of(learned.examples, recipe.batch_size)) if learned else 0, is_new
+    blocks = len(blocks_of(learned.examples, recipe.batch_size)) if learned else 0
+    return headline(found).rsum, blocks, is_new and learned is not None
 
 
 def _scorer(run: str, started: Run) -> Any:
