@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 from xmodal.number_rules import above_zero, one_or_more, shares, zero_or_more
-from xmodal.root.identity import DESCRIBES
+from xmodal.root.identity import DESCRIBES, since
 
 if TYPE_CHECKING:
     from xmodal.models import Inputs, Scorer
@@ -55,6 +55,7 @@ class Features:
     frames: int | None = None  # of a clip
     ends: int = 0  # frames dropped at both ends in evaluation
     rule: FrameRule = "official"
+    method: str = since("0.2", "")  # of sentences: their codebook's, such as hglmm; "" is any
 
     def __post_init__(self) -> None:
         one_or_more(frames=self.frames)

@@ -22,10 +22,11 @@ from pipelines.papers.experiments import (
     texts_of,
 )
 from pipelines.stages.resnet import ResNetConfig
+from xmodal.batches.dataset import SENTENCES
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.metrics.reports import Report
-from xmodal.recipes import Recipe, Tokens
+from xmodal.recipes import Features, Recipe, Tokens
 from xmodal.records.views import has_split, splits
 from xmodal.root.outputs import made_of
 from xmodal.training.run_folder import has_state
@@ -78,7 +79,14 @@ def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
     yield f"xmodal build {recipe.view.corpus} {at}"
     for stage in [*stages_of(recipe), *texts_of(recipe)]:
         settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
-        yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}"
+        of_texts = _set_codebook(recipe) if stage == SENTENCES else ""
+        yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}{of_texts}"
+
+
+def _set_codebook(recipe: Recipe) -> str:
+    method = recipe.text.method if isinstance(recipe.text, Features) else ""
+    settings = [f"codebook.method={method}"] if method else []
+    return f"{_set([*settings, f'codebook.split={recipe.view.split}'])} --vectors word2vec.bin"
 
 
 def _others(experiment: Experiment, available: Available) -> list[str]:
@@ -158,6 +166,9 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
             yield f"there is no {stage} of {recipe.view.corpus} (`{command}`)"
     for stage, command in zip(features, others, strict=False):
         try:
+            if isinstance(recipe.text, Features) and stage == recipe.text.stage:
+                setup.texts_of(recipe.text, tables, setup.store(recipe.visual.stage, tables))
+                continue
             store = setup.store(stage, tables)
             if store.spec.ragged and any(phase.pixels for phase in recipe.phases):
                 setup.pictures(store, tables)

@@ -37,6 +37,13 @@ class Examples:
     def note_of_cuts(self) -> str:
         return f", {self.captions_cut:,} of them cut to {MOST_WORDS:,} words" if self.captions_cut else ""
 
+    def counted(self, texts: str = "captions") -> str:
+        counts = f"{len(self.ids):,} items with {len(self.words):,} {texts}"
+        features, captions = self.items_without_features, self.items_without_captions
+        if features or captions:
+            counts += f" ({features} left out without features, {captions} without {texts})"
+        return counts + self.note_of_cuts
+
     @cached_property
     def caption_counts(self) -> NDArray[np.int64]:
         """(items,)"""

@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from xmodal import models
 from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.checks.corpus_contract import FAILURES
-from xmodal.models import Inputs, Scorer, Trainable
+from xmodal.models import Inputs, Scorer, Solvable, Trainable
 from xmodal.recipes import CONCEPTS, Recipe, Tokens
 from xmodal.root.identity import canonical_json, to_plain
 from xmodal.training import run_folder
@@ -104,19 +104,22 @@ def _config_fault(module: ModuleType, config: object) -> str:
 
 def built(recipe: Recipe, seed: int = 0, inputs: Inputs = INPUTS) -> Any:
     torch.manual_seed(seed)
-    return recipe.model.build(inputs)
+    model = recipe.model.build(inputs)
+    if isinstance(model, Solvable):
+        model.solve([eight_pairs(recipe, seed, inputs)])
+    return model
 
 
-def eight_pairs(recipe: Recipe, seed: int = 0) -> Stream:
+def eight_pairs(recipe: Recipe, seed: int = 0, inputs: Inputs = INPUTS) -> Stream:
     """Random items of one to three positions, each with a text of as many kinds as the recipe reads."""
     random, rows = np.random.default_rng(seed), torch.arange(ROWS)
-    visual = [random.normal(size=(1 + row % 3, INPUTS.visual_width)).astype("float32") for row in range(ROWS)]
+    visual = [random.normal(size=(1 + row % 3, inputs.visual_width)).astype("float32") for row in range(ROWS)]
     if isinstance(recipe.text, Tokens):
-        text = [random.integers(4, INPUTS.text_width, 2 + row % 4).astype("int32") for row in range(ROWS)]
+        text = [random.integers(4, inputs.text_width, 2 + row % 4).astype("int32") for row in range(ROWS)]
     elif recipe.text.stage == CONCEPTS:
-        text = [random.integers(0, INPUTS.visual_width + 1, 1 + row % 4).astype("int32") for row in range(ROWS)]
+        text = [random.integers(0, inputs.visual_width + 1, 1 + row % 4).astype("int32") for row in range(ROWS)]
     else:
-        text = [random.normal(size=(1, INPUTS.text_width)).astype("float32") for _ in range(ROWS)]
+        text = [random.normal(size=(1, inputs.text_width)).astype("float32") for _ in range(ROWS)]
     return Stream.paired(Padded.of(visual), Padded.of(text), rows, rows)
 
 
@@ -260,10 +263,25 @@ def learning(recipe: Recipe) -> Iterator[str]:
         yield f"{steps}: mend the objective, or make the config in SMALL larger"
 
 
+def solving_in_blocks(recipe: Recipe) -> Iterator[str]:
+    """Any blocks, one without pairs too, give what all pairs give at once."""
+    in_blocks: Any = recipe.model.build(INPUTS)
+    at_once, stream, rows = built(recipe), eight_pairs(recipe), torch.arange(ROWS)
+    cuts = (slice(0, 3), slice(3, 3), slice(3, 8))
+    in_blocks.solve(Stream.paired(stream.visual[cut], stream.text[cut], rows[cut], rows[cut]) for cut in cuts)
+    expected, found = (similarity(model.eval(), stream.visual, stream.text) for model in (at_once, in_blocks))
+    if not _close(found, expected):
+        yield "blocks of pairs give other scores than all pairs at once"
+
+
 def checks_of(recipe: Recipe) -> Mapping[str, Check]:
-    """All checks, or for a recipe without phases those of its scores."""
-    of_scores = (kind_of_network, padding, blocks_and_order)
-    return CHECKS if recipe.phases else {check.__name__: check for check in of_scores}
+    """All checks of a trained model; without phases those of scores, and of a closed form that it is solved."""
+    if recipe.phases:
+        return CHECKS
+    checks: list[Check] = [kind_of_network, padding, blocks_and_order]
+    if isinstance(recipe.model.build(INPUTS), Solvable):
+        checks += [saving_and_loading, solving_in_blocks]
+    return {check.__name__: check for check in checks}
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

@@ -146,7 +146,7 @@ def open_run(run: str, setup: Setup, split: str | None = None, distance: str | N
     view = replace(recipe.validation, split=split or test_split_beside(recipe.view))
     texts: Vocabulary | FeatureStore = started.vocabulary
     if isinstance(recipe.text, Features):
-        texts = setup.texts_of(recipe.text.stage, records, store)
+        texts = setup.texts_of(recipe.text, records, store)
     try:
         examples = Examples.of(records, view, store, texts)
     except UserError as trouble:

@@ -37,13 +37,13 @@ from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
 from xmodal.training import checkpoint, optimisers, run_folder
 from xmodal.training.checkpoint import Log, TrainingState
+from xmodal.training.closed_form import write_run
 from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone
 from xmodal.training.picture_crops import picture_reader
 from xmodal.training.recipe_limits import refuse_unbuilt
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
-from xmodal.training.unfitted import write_run
-from xmodal.training.validation import check_device, measure
+from xmodal.training.validation import check_device, measure, refuse_common
 from xmodal.training.words import known_words, sha256_of_vectors, tokens_of, word_vectors
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; the state is saved after every epoch too
@@ -69,8 +69,9 @@ def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) ->
     check_device(setup.device)
     refuse_unbuilt(recipe)
     if not recipe.phases:
-        rsum = write_run(recipe, setup, run)
-        return Outcome(run, rsum, phase=0, epoch=0, steps=0, trained=False, words=0, known_words=1.0)
+        with _threads(setup.threads):
+            rsum, blocks, solved = write_run(recipe, setup, run)
+        return Outcome(run, rsum, 0, min(blocks, 1), blocks, solved, words=0, known_words=1.0)
     with distributed.process_group(setup.device):
         device = distributed.own_device(setup.device)
         setup = replace(setup, device=device, progress=Silence() if distributed.rank() else setup.progress)
@@ -119,9 +120,9 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     unannotated = Examples.among(others[0], views[-1], store, texts[1]) if others else None
     del learned, chosen_on, others
     pa.default_memory_pool().release_unused()  # the captions' columns, which Arrow would keep
-    _refuse_common(recipe.view, train, recipe, validation)
+    refuse_common(recipe.view, train, recipe, validation)
     if unannotated:
-        _refuse_common(views[-1], unannotated, recipe, validation)
+        refuse_common(views[-1], unannotated, recipe, validation)
     started = Run(
         recipe,
         tables.identity,
@@ -144,14 +145,6 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     return started, data
 
 
-def _refuse_common(view: View, train: Examples, recipe: Recipe, validation: Examples) -> None:
-    if common := sorted(set(train.ids).intersection(validation.ids)):
-        raise UserError(
-            f"recipe {recipe.name!r}: {len(common):,} items are in both {view.split!r} and "
-            f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
-        )
-
-
 def _with_named_texts(recipe: Recipe, tables: Output) -> Recipe:
     """Names the outputs that captions are read from, so that a run goes on with these alone."""
 
@@ -164,9 +157,9 @@ def _with_named_texts(recipe: Recipe, tables: Output) -> Recipe:
 
 def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float]:
     recipe, train, validation = started.recipe, data.train.examples, data.validation.examples
-    progress.say(f"{recipe.name}: {_counted(train)} to train on, {_counted(validation)} to choose on")
+    progress.say(f"{recipe.name}: {train.counted()} to train on, {validation.counted()} to choose on")
     if recipe.unannotated:
-        other = data.unannotated and _counted(data.unannotated.examples, recipe.unannotated.source)
+        other = data.unannotated and data.unannotated.examples.counted(recipe.unannotated.source)
         progress.say(f"beside them {other or 'no items without captions, so that only the captions train'}")
     known = known_words(recipe, train, started.vocabulary, progress)
     if len(validation.ids) == 1:
@@ -177,14 +170,6 @@ def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float
             "every epoch is one step of them all"
         )
     return known
-
-
-def _counted(examples: Examples, texts: str = "captions") -> str:
-    counts = f"{len(examples.ids):,} items with {len(examples.words):,} {texts}"
-    features, captions = examples.items_without_features, examples.items_without_captions
-    if features or captions:
-        counts += f" ({features} left out without features, {captions} without {texts})"
-    return counts + examples.note_of_cuts
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from xmodal.features.frame_store import FrameStore
 from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
+from xmodal.recipes import Features
 from xmodal.root.outputs import Output, made_of
 from xmodal.root.selection import (
     build_command,
@@ -45,21 +46,25 @@ class Setup:
             self.progress.say(f"warning: {change}")
         return store
 
-    def texts_of(self, stage: str, tables: Output, visual: FeatureStore) -> FeatureStore:
+    def texts_of(self, read: Features, tables: Output, visual: FeatureStore) -> FeatureStore:
         """Opens captions as features; those that say which visual features they are for must be for these."""
-        made = [FeatureStore(one) for one in made_of(tables, stage)]
+        stage, method = read.stage, read.method
+        stores = [FeatureStore(one) for one in made_of(tables, stage)]
+        made = [store for store in stores if method in ("", store.provenance.get("method"))]
         fitting = [store.output for store in made if store.provenance.get("for") in (None, visual.output.folder)]
         corpus = str(tables.config["corpus"])
+        by_method = f" by {method}" if method else ""
         if not fitting:
             for_these = f" for {visual.output.where}" if made else ""
-            cure = f"build them ({build_command(self.root, corpus, stage)})"
-            raise UserError(f"{corpus} in {self.root} has no {stage}{for_these}: {cure}")
+            setting = f" --set codebook.method={method}" if method else ""
+            cure = f"build them ({build_command(self.root, corpus, stage)}{setting})"
+            raise UserError(f"{corpus} in {self.root} has no {stage}{by_method}{for_these}: {cure}")
         chosen = [output for output in fitting if self.texts in (None, output.identity)]
         if len(chosen) == 1:
             return FeatureStore(chosen[0])
-        problem = f"has several {stage}, so say which by --texts IDENTITY"
+        problem = f"has several {stage}{by_method}, so say which by --texts IDENTITY"
         if not chosen:
-            problem = f"has no {stage} {self.texts} for {visual.output.where}"
+            problem = f"has no {stage} {self.texts}{by_method} for {visual.output.where}"
         raise UserError(f"{corpus} in {self.root} {problem}; there are: {', '.join(describe_differences(fitting))}")
 
     def pictures(self, features: FeatureStore, tables: Output) -> FeatureStore:

@@ -16,6 +16,7 @@ from xmodal.metrics.ranks import Both, ranks
 from xmodal.metrics.similarities import Numbers, Similarities, cuts
 from xmodal.models import Scorer
 from xmodal.progress import Progress
+from xmodal.recipes import Recipe, View
 from xmodal.training.picture_crops import ClipReader
 
 BLOCKS = (256, 1024)  # visual rows and texts encoded and compared at once
@@ -43,6 +44,14 @@ def measure(
     with torch.inference_mode():
         similarities = compared(scorer, reader, progress, device, blocks)
         return recall_by_gallery(similarities, gallery_of(reader.examples), labels)
+
+
+def refuse_common(view: View, train: Examples, recipe: Recipe, validation: Examples) -> None:
+    if common := sorted(set(train.ids).intersection(validation.ids)):
+        raise UserError(
+            f"recipe {recipe.name!r}: {len(common):,} items are in both {view.split!r} and "
+            f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
+        )
 
 
 def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:

@@ -1,0 +1,131 @@
+"""Recipes without phases: a closed form is solved in one pass over the pairs, what needs no fitting is taken as it is.
+
+Both become runs, with a validation. What was solved before is not solved again, only measured.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from xmodal.batches.batch import Padded, Stream
+from xmodal.batches.examples import Examples
+from xmodal.batches.reader import Reader
+from xmodal.errors import UserError
+from xmodal.features.opening import describe_network
+from xmodal.features.store import FeatureStore
+from xmodal.metrics.protocols import headline, labels_of
+from xmodal.models import Scorer, Solvable, Trainable
+from xmodal.recipes import Features, Recipe
+from xmodal.root.storage import LocalStorage
+from xmodal.text.vocabularies import SPECIALS, Vocabulary
+from xmodal.training import checkpoint, run_folder
+from xmodal.training.run_folder import Run
+from xmodal.training.run_setup import Setup
+from xmodal.training.validation import floats, measure, refuse_common
+
+
+def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]:
+    """Writes a run that can be evaluated.
+
+    Returns its rsum on the validation view, the number of blocks it is solved from, and whether it was solved now.
+    """
+    assert isinstance(recipe.text, Features)
+    tables = setup.tables(recipe.view.corpus)
+    store = setup.store(recipe.visual.stage, tables, recipe.model)
+    texts = setup.texts_of(recipe.text, tables, store)
+    reader = Reader(Examples.of(tables, recipe.validation, store, texts), store, recipe.visual)
+    started = Run(
+        recipe,
+        tables.identity,
+        store.output.identity,
+        Vocabulary("whitespace", SPECIALS),  # texts have no words
+        store.spec.row_shape[-1],
+        instances=0,
+        weights=describe_network(store),
+        texts=texts.output.identity,
+        text_width=texts.spec.row_shape[-1] if texts.spec.row_shape else 0,
+    )
+    model, learned = _scorer(run, started).to(setup.device), None
+    if isinstance(model, Solvable):
+        learned = Reader(Examples.of(tables, recipe.view, store, texts), store, recipe.visual)
+        refuse_common(recipe.view, learned.examples, recipe, reader.examples)
+    run_folder.refuse_another(run, started)
+    with run_folder.held(run):
+        is_new = LocalStorage(run).size(run_folder.BEST) is None
+        if learned and is_new:
+            _solve(model, learned, recipe, setup)
+        elif learned:
+            _load(model, run)
+        run_folder.start(run, started)  # only now, so that settings that cannot be solved leave nothing
+        if is_new:
+            checkpoint.save(run, run_folder.BEST, model.state_dict())
+        found = measure(model, reader, setup.progress, setup.device, labels=labels_of(tables, reader.examples.ids))
+    blocks = len(blocks_of(learned.examples, recipe.batch_size)) if learned else 0
+    return headline(found).rsum, blocks, is_new and learned is not None
+
+
+def _scorer(run: str, started: Run) -> Any:
+    model = run_folder.network(run, started)
+    if isinstance(model, Trainable) or not isinstance(model, nn.Module) or not isinstance(model, Scorer):
+        name, kind = started.recipe.name, type(model).__name__
+        raise UserError(f"recipe {name!r} has no phases, but {kind} is no torch.nn.Module that needs none")
+    return model
+
+
+def _load(model: nn.Module, run: str) -> None:
+    try:
+        model.load_state_dict(checkpoint.read_tensors(run, run_folder.BEST))
+    except (AttributeError, RuntimeError, TypeError, UserError) as error:
+        damaged = f"{run}/{run_folder.BEST}"
+        raise UserError(f"{damaged} is damaged: remove it, and train again ({error!s:.80})") from error
+
+
+def _solve(model: Solvable[Any, Any], learned: Reader, recipe: Recipe, setup: Setup) -> None:
+    examples = learned.examples
+    setup.progress.say(f"{recipe.name}: {examples.counted()} to solve it from")
+    blocks = blocks_of(examples, recipe.batch_size)
+    with setup.progress.over("solve", len(blocks), unit="blocks") as tick:
+
+        def stream() -> Iterator[Stream]:
+            for items in blocks:
+                yield stream_of(learned, items)
+                tick(1)
+
+        try:
+            model.solve(stream())
+        except UserError as trouble:
+            assert examples.sentences
+            where = f"{learned.store.output.where} and {examples.sentences.output.where}"
+            raise UserError(f"recipe {recipe.name!r} on {where}: {trouble}") from None
+
+
+def blocks_of(examples: Examples, pairs: int) -> list[slice]:
+    """Cuts the items where so many captions are full; those of an item stay together."""
+    last_captions = examples.caption_starts + examples.caption_counts - 1
+    _, firsts = np.unique(last_captions // pairs, return_index=True)
+    return [slice(first, end) for first, end in pairwise([*firsts.tolist(), len(examples.ids)])]
+
+
+def stream_of(reader: Reader, items: slice) -> Stream:
+    """Reads items with all of their captions; refuses rows that are not finite."""
+    examples = reader.examples
+    assert examples.sentences
+    starts = np.append(examples.caption_starts, len(examples.caption_ids))
+    captions = slice(int(starts[items.start]), int(starts[items.stop]))
+    visual, text = floats(reader.visual(items), "cpu"), floats(reader.text(captions), "cpu")
+    _refuse_infinite(visual, examples.ids[items], reader.store)
+    _refuse_infinite(text, examples.caption_ids[captions], examples.sentences)
+    caption_items = torch.from_numpy(examples.caption_items[captions])
+    positives = torch.stack([caption_items - items.start, torch.arange(len(text))], dim=1)
+    item_numbers, caption_numbers = torch.arange(items.start, items.stop), torch.arange(captions.start, captions.stop)
+    return Stream(visual, text, item_numbers, caption_items, caption_numbers, positives)
+
+
+def _refuse_infinite(features: Padded, ids: Sequence[str], store: FeatureStore) -> None:
+    wrong = (~features.zero_padded().isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
+    if wrong:
+        raise UserError(f"{store.output.where}: the row of {ids[wrong[0]]!r} is not finite: build these features again")
