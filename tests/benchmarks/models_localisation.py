@@ -24,9 +24,9 @@ def measure() -> dict[str, Measured]:
 
     def times(number: int) -> float:
         world = _world(number)
-        seconds, found = list[float](), list[list[float]]()
-        for way in (_all_at_once, _phrase_by_phrase):
-            seconds.append(timed(lambda: found.append(way(*world))))
+        found = list[list[float]]()
+        ways = [lambda: found.append(_all_at_once(*world)), lambda: found.append(_phrase_by_phrase(*world))]
+        seconds = [timed(way) for way in ways]
         np.testing.assert_allclose(*found, rtol=1e-12)
         spent.append((seconds[0], seconds[1]))
         return seconds[1] / seconds[0]
@@ -36,8 +36,8 @@ def measure() -> dict[str, Measured]:
     found = median(times, ROUNDS, "x", "")
     ours, theirs = np.median(spent, axis=0).tolist()
     told = (
-        f"{PICTURES * PHRASES:,} phrases of {PICTURES:,} pictures of {PROPOSALS} proposals, the same recalls and bound: "
-        f"a loop with numpy within a phrase takes {theirs:.2f} s, ours {ours:.3f}"
+        f"{PICTURES * PHRASES:,} phrases of {PICTURES:,} pictures of {PROPOSALS} proposals, the same recalls and bound:"
+        f" a loop with numpy within a phrase takes {theirs:.2f} s, ours {ours:.3f}"
     )
     return {"localisation_vs_pair_loop": Measured(found.value, "x", told, found.runs)}
 

@@ -109,7 +109,7 @@ def test_a_score_that_cannot_be_ranked_is_refused_by_its_place(bad: float) -> No
     scores[0, 1] = bad  # beyond the proposals of its picture
     localise(task, lambda rows: scores[rows])
     scores[2, 1] = bad
-    with pytest.raises(ValueError, match=f"phrase 2 and proposal 1 is {bad}; only finite numbers"):
+    with pytest.raises(ValueError, match=f"phrase 2 and proposal 1, from 0, is {bad}; only finite numbers"):
         localise(task, lambda rows: scores[rows])
 
 

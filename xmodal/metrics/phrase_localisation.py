@@ -1,6 +1,6 @@
-"""Phrase localisation: at which rank a picture's proposals show what a phrase names (docs/models.md#two-branch-sampling).
+"""Phrase localisation: at which rank the proposals of a picture show what a phrase names.
 
-A proposal is right if it overlaps the phrase's annotated box enough.
+A proposal is right if it overlaps the phrase's annotated box enough (docs/models.md#two-branch-sampling).
 
 Shapes: P phrases, A annotated boxes, V pictures, N proposals of all pictures, K proposals of the picture with most.
 """
@@ -44,6 +44,16 @@ class LocalisationTask:
         counts_P: Integers = np.diff(self.starts_V1)[self.pictures_A[self.boxes_P]]
         return counts_P
 
+    def phrases_of(self, box: int) -> NDArray[np.int64]:
+        """The phrases that name what an annotated box shows."""
+        order_P, starts_A1 = self._phrases_by_box
+        return order_P[starts_A1[box] : starts_A1[box + 1]]
+
+    @cached_property
+    def _phrases_by_box(self) -> tuple[NDArray[np.int64], Integers]:
+        counts_A = np.bincount(self.boxes_P, minlength=len(self.annotated_A4))
+        return np.argsort(self.boxes_P, kind="stable"), np.concatenate([[0], np.cumsum(counts_A)])
+
     @property
     def most(self) -> int:
         """K."""
@@ -76,7 +86,7 @@ class LocalisationTask:
         is_wrong_PK = ~np.isfinite(scores_PK) & is_there_PK
         if is_wrong_PK.any():
             row, column = np.argwhere(is_wrong_PK)[0].tolist()
-            where = f"phrase {phrases.start + row} and proposal {column}"
+            where = f"phrase {phrases.start + row} and proposal {column}, from 0,"
             raise ValueError(f"the score of {where} is {scores_PK[row, column]}; only finite numbers can be ranked")
         return scores_PK if is_there_PK.all() else np.where(is_there_PK, scores_PK, -np.inf)
 
