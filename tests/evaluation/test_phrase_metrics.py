@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from pipelines.demo.world import World, box
 from pipelines.engine.build_options import BuildOptions
@@ -21,9 +22,10 @@ from tests.publishers.flickr30k import Picture, pictures
 from tests.publishers.flickr30k_entities import scene_chain, sentences, unboxed, write
 from tests.toy_detector import toy_detector as toy_detector
 from xmodal.batches.annotated_phrases import EMPTY, SILENT, UNBOXED, UNSEEN, annotated_phrases
+from xmodal.checks.phrase_pictures import found_phrases
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
-from xmodal.evaluation.phrase_metrics import ALL, BY_TYPE, PhraseReport, score_phrases, write_phrases
+from xmodal.evaluation.phrase_metrics import ALL, BY_TYPE, PhraseReport, open_scores, score_phrases, write_phrases
 from xmodal.recipes import View
 from xmodal.root.outputs import find
 from xmodal.root.storage import open_storage
@@ -215,6 +217,29 @@ def test_proposals_of_a_stage_are_those_of_the_file_it_was_given(
         score_phrases(saved(tmp_path, random), options.storage.url, CORPUS, name) for name in (file, "regions")
     )
     assert by_stage == replace(by_file, proposals="regions")
+
+
+def test_phrases_are_drawn_where_they_are_and_where_they_were_found(
+    tmp_path: Path, site: tuple[BuildOptions, Corpus], file: str, proposed: Mapping[str, list[Box]], xmodal: Xmodal
+) -> None:
+    CorpusBuild(*site).build("media")
+    root, scores = site[0].storage.url, tmp_path / "found.npy"
+    asked(tmp_path, root, file, lambda phrase, one: overlap(phrase.box or (), one), proposed)
+    command = ["look", CORPUS, "--root", root, "--phrases", tmp_path / "out", "--proposals", file, "--scores", scores]
+    said = xmodal(*command, "--first", 3, "--json").json["pictures"]
+    drawn = list(dict.fromkeys(one.picture for one in to_find()))[:3]
+    assert [one["item"] for one in said] == drawn
+    assert asked_of()[0].id in drawn, "also without proposals"
+    for one in said:
+        with Image.open(one["path"]) as picture:
+            assert picture.width >= 2 * 480
+    scored = open_scores(scores, root, CORPUS, file)
+    for phrase in found_phrases(scored, drawn[-1]):
+        assert phrase.found_4 is not None
+        assert phrase.overlap == pytest.approx(overlap(tuple(phrase.annotated_4), tuple(phrase.found_4)))
+        assert tuple(phrase.found_4) in proposed[drawn[-1]]
+    assert "plummer/test has no phrases to find in such items" in xmodal(*command, "--items", "16").complaint
+    assert "give all three" in xmodal(*command[:6]).complaint
 
 
 @pytest.mark.parametrize(

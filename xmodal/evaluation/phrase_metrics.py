@@ -7,6 +7,7 @@ order; where a picture has fewer than another, the end of its rows is not read. 
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from xmodal.batches.annotated_phrases import AnnotatedPhrases, annotated_phrases
 from xmodal.detection.box_geometry import Boxes
 from xmodal.errors import UserError
 from xmodal.evaluation.matrix_metrics import read_matrix, test_split
-from xmodal.metrics.phrase_localisation import FIRST, LocalisedPhrases, ScoresOf, localise
+from xmodal.metrics.phrase_localisation import FIRST, LocalisationTask, LocalisedPhrases, ScoresOf, localise
 from xmodal.recipes import View
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
@@ -88,8 +89,21 @@ class PhraseReport:
             yield "left out: " + "; ".join(f"{count:,} {reason}" for reason, count in self.left_out.items() if count)
 
 
-def score_phrases(path: Path, root: str, corpus: str, proposals: str, split: str | None = None) -> PhraseReport:
-    """Computes recall by the scores in a .npy file, read some rows at a time."""
+@dataclass(frozen=True, eq=False)
+class ScoredPhrases:
+    records: Output
+    view: View
+    phrases: AnnotatedPhrases
+    boxes: Mapping[str, Boxes]  # proposals of the pictures that have any, right and bottom excluded
+    scores: ScoresOf
+
+    @cached_property
+    def task(self) -> LocalisationTask:
+        return self.phrases.among(self.boxes)
+
+
+def open_scores(path: Path, root: str, corpus: str, proposals: str, split: str | None = None) -> ScoredPhrases:
+    """Opens a .npy file of scores, which is read some rows at a time."""
     records, view, phrases, boxes = _asked(root, corpus, proposals, split)
     matrix, most = read_matrix(path), max(map(len, boxes.values()))
     if len(matrix) != len(phrases.words) or matrix.shape[1] < most:
@@ -97,10 +111,16 @@ def score_phrases(path: Path, root: str, corpus: str, proposals: str, split: str
             f"{path} is {len(matrix):,} x {matrix.shape[1]:,}, but {view.split} has {len(phrases.words):,} phrases to "
             f"find among up to {most:,} proposals: rows are phrases as --write-ids lists them, columns proposals"
         )
+    return ScoredPhrases(records, view, phrases, boxes, lambda rows: matrix[rows, :most])
+
+
+def score_phrases(path: Path, root: str, corpus: str, proposals: str, split: str | None = None) -> PhraseReport:
+    """Computes recall by the scores in a .npy file."""
+    asked = open_scores(path, root, corpus, proposals, split)
+    about = {"recipe": path.name, "fingerprint": sha256_of(path), "records": asked.records.identity}
+    about |= {"proposals": proposals, "corpus": corpus, "split": asked.view.split}
     try:
-        about = {"recipe": path.name, "fingerprint": sha256_of(path), "records": records.identity}
-        about |= {"proposals": proposals, "corpus": corpus, "split": view.split}
-        return localisation_report(phrases, boxes, lambda rows: matrix[rows, :most], **about)
+        return localisation_report(asked.phrases, asked.boxes, asked.scores, **about)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
 
