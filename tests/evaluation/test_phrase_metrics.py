@@ -200,6 +200,11 @@ def test_the_order_that_is_written_is_the_one_that_is_read(
     assert said["rows"] == score_phrases(tmp_path / "found.npy", root, CORPUS, file).rows
     again = score_phrases(tmp_path / "found.npy", root, CORPUS, str(tmp_path / "mine.proposals.tsv"))
     assert said["rows"] == again.rows
+    fewer = xmodal("evaluate", "--scores", tmp_path / "found.npy", *command, "--suppression", 0.3, "--json").json
+    assert fewer["rows"][ALL]["R@10"] != said["rows"][ALL]["R@10"]
+    assert (fewer["suppression"], fewer["rows"][ALL]["bound"]) == (0.3, said["rows"][ALL]["bound"])
+    complaint = xmodal("evaluate", "--scores", tmp_path / "found.npy", *command, "--suppression", 3).complaint
+    assert "suppression 3.0 must be from 0 to 1" in complaint
     text = xmodal("evaluate", "--scores", tmp_path / "found.npy", *command).out
     assert re.search(r"^all +\d+( +\d+\.\d\d){4}$", text, re.MULTILINE)
     assert r"\begin{tabular}" in xmodal("evaluate", "--scores", tmp_path / "found.npy", *command, "--latex").out

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xmodal.metrics import phrase_localisation
-from xmodal.metrics.phrase_localisation import FIRST, LocalisationTask, LocalisedPhrases, localise
+from xmodal.metrics.phrase_localisation import FIRST, NOT_FOUND, LocalisationTask, LocalisedPhrases, localise
 
 SIDE = 12  # pixels of a picture
 Scores = np.ndarray[Any, np.dtype[Any]]
@@ -85,6 +85,28 @@ def test_a_box_at_the_very_threshold_is_right_and_conventions_differ_by_a_pixel(
     assert localise(task, lambda rows: one[rows], least=0.51).bound == 0
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.data(), st.sampled_from([0.3, 0.5, 1.0]), st.booleans())
+def test_suppression_ranks_what_no_better_box_covers(data: Any, most: float, inclusive: bool) -> None:
+    """The bound stays; a phrase may lose its only right proposal to a wrong one."""
+    annotated = data.draw(st.lists(boxes, min_size=2, max_size=2))
+    task = task_of([(annotated, data.draw(st.lists(boxes, min_size=1, max_size=7)))], [0, 1])
+    order = [data.draw(st.permutations(range(task.most))) for _ in range(2)]
+    scores = np.array(order, np.int64)
+    found = localise(task, lambda rows: scores[rows], 0.5, inclusive, most)
+    for phrase in range(2):
+        kept = list[int]()
+        seen = [pixels(one.tolist(), inclusive) for one in task.proposals_N4]
+        for place in np.argsort(-scores[phrase]).tolist():
+            covered = (len(seen[place] & seen[one]) / max(1, len(seen[place] | seen[one])) > most for one in kept)
+            if not any(covered):
+                kept.append(place)
+        named = pixels(annotated[phrase], inclusive)
+        right = [len(named & seen[place]) / max(1, len(named | seen[place])) >= 0.5 for place in kept]
+        assert found.ranks_P[phrase] == (right.index(True) if any(right) else NOT_FOUND)
+    assert found.bound == localise(task, lambda rows: scores[rows], 0.5, inclusive).bound
+
+
 def test_constant_scores_find_nothing_while_a_wrong_proposal_is_there() -> None:
     task = task_of([([(0, 0, 5, 5)], [(0, 0, 5, 5), (7, 7, 9, 9)]), ([(0, 0, 5, 5)], [(0, 0, 5, 5)])], [0, 1])
     same = np.ones((2, 2))
@@ -115,8 +137,10 @@ def test_a_score_that_cannot_be_ranked_is_refused_by_its_place(bad: float) -> No
 
 @pytest.mark.parametrize("least", [0, -0.5, 1.5, np.nan])
 def test_an_overlap_that_says_nothing_is_refused(least: float) -> None:
-    with pytest.raises(ValueError, match="boxes overlap by more than 0"):
+    with pytest.raises(ValueError, match=r"least .* must be"):
         localise(task_of([([], [])], []), lambda rows: np.zeros((0, 0)), least)
+    with pytest.raises(ValueError, match=r"suppression .* must be"):
+        localise(task_of([([], [])], []), lambda rows: np.zeros((0, 0)), suppression=least)
 
 
 def test_chance_is_the_mean_over_all_orders() -> None:

@@ -44,7 +44,7 @@ def _areas(a_4: Boxes, b_4: Boxes, inclusive: bool) -> tuple[Any, Any]:
 
 
 def suppress(
-    boxes_K4: NDArray[np.float32], scores_KC: NDArray[np.float32], most: float, inclusive: bool = False
+    boxes_K4: Boxes, scores_KC: NDArray[np.floating[Any]], most: float, inclusive: bool = False
 ) -> NDArray[np.bool_]:
     """Says which boxes each class keeps, (K, C): of two that overlap by more than `most`, the better one.
 

@@ -42,6 +42,7 @@ class PhraseReport:
     fingerprint: str  # of the recipe, or the sha256 of the file
     records: str
     proposals: str  # where they are from
+    suppression: float | None = None  # overlap with a better proposal, above which one is not ranked
     corpus: str
     split: str
     phrases: int
@@ -81,7 +82,8 @@ class PhraseReport:
     def _about(self) -> Iterator[str]:
         asked = f"{self.phrases:,} phrases of {self.pictures:,} pictures, which name {self.boxes:,} boxes"
         yield f"{self.recipe} ({self.fingerprint[:12]}) on {self.corpus} {self.split}: {asked}"
-        yield f"records {self.records}, proposals {self.proposals}"
+        ranked = f", ranked unless a better one overlaps by more than {self.suppression:g}" if self.suppression else ""
+        yield f"records {self.records}, proposals {self.proposals}{ranked}"
         if self.phrases_without_proposals:
             of_pictures = f"{self.pictures_without_proposals:,} pictures have no proposals"
             yield f"not found: {self.phrases_without_proposals:,} phrases, as their {of_pictures}"
@@ -114,25 +116,32 @@ def open_scores(path: Path, root: str, corpus: str, proposals: str, split: str |
     return ScoredPhrases(records, view, phrases, boxes, lambda rows: matrix[rows, :most])
 
 
-def score_phrases(path: Path, root: str, corpus: str, proposals: str, split: str | None = None) -> PhraseReport:
+def score_phrases(
+    path: Path, root: str, corpus: str, proposals: str, split: str | None = None, suppression: float | None = None
+) -> PhraseReport:
     """Computes recall by the scores in a .npy file."""
     asked = open_scores(path, root, corpus, proposals, split)
     about = {"recipe": path.name, "fingerprint": sha256_of(path), "records": asked.records.identity}
     about |= {"proposals": proposals, "corpus": corpus, "split": asked.view.split}
     try:
-        return localisation_report(asked.phrases, asked.boxes, asked.scores, **about)
+        return localisation_report(asked.phrases, asked.boxes, asked.scores, suppression, **about)
     except ValueError as error:
         raise UserError(f"{path}: {error}") from error
 
 
 def localisation_report(
-    phrases: AnnotatedPhrases, boxes: Mapping[str, Boxes], scores: ScoresOf, **about: Any
+    phrases: AnnotatedPhrases,
+    boxes: Mapping[str, Boxes],
+    scores: ScoresOf,
+    suppression: float | None = None,
+    **about: Any,
 ) -> PhraseReport:
     """Computes recall by `scores`, which are asked for some phrases at a time; `about` are fields of the report.
 
     `boxes` are the proposals of each picture, with right and bottom excluded.
     """
-    found, types = localise(phrases.among(boxes), scores), phrases.types
+    found = localise(phrases.among(boxes), scores, suppression=suppression)
+    types = phrases.types
     rows = {ALL: _row(found), **{name: _row(found[places]) for name, places in types.items()}}
     if sum(map(len, types.values())) > len(found):
         rows[BY_TYPE] = _row(found[np.concatenate([*types.values()])])
@@ -143,6 +152,7 @@ def localisation_report(
         pictures_without_proposals=sum(not len(boxes.get(picture, ())) for picture in phrases.pictures),
         phrases_without_proposals=int((found.counts_P == 0).sum()),
         left_out=phrases.left_out,
+        suppression=suppression,
         rows=rows,
         **about,
     )

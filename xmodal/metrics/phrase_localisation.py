@@ -1,6 +1,6 @@
 """Phrase localisation: at which rank the proposals of a picture show what a phrase names.
 
-A proposal is right if it overlaps the phrase's annotated box enough (docs/models.md#two-branch-sampling).
+A proposal is right if it overlaps the phrase's annotated box enough (docs/models.md#phrase-localisation).
 
 Shapes: P phrases, A annotated boxes, V pictures, N proposals of all pictures, K proposals of the picture with most.
 """
@@ -12,12 +12,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.detection.box_geometry import Boxes, iou_by_sides
+from xmodal.detection.box_geometry import Boxes, iou_by_sides, suppress
 from xmodal.metrics.similarities import Integers, Numbers, cuts
+from xmodal.number_rules import above_zero, shares
 
 FIRST = (1, 5, 10)
 LEAST_OVERLAP = 0.5
 PHRASES_AT_ONCE = 1024  # their scores and overlaps are in memory together
+NOT_FOUND = np.iinfo(np.int64).max
 ScoresOf = Callable[[slice], Numbers]  # of some phrases and their pictures' proposals, (phrases, K); greater is closer
 
 
@@ -90,12 +92,24 @@ class LocalisationTask:
             raise ValueError(f"the score of {where} is {scores_PK[row, column]}; only finite numbers can be ranked")
         return scores_PK if is_there_PK.all() else np.where(is_there_PK, scores_PK, -np.inf)
 
+    def kept(self, scores_PK: Numbers, phrases: slice, suppression: float, inclusive: bool) -> NDArray[np.bool_]:
+        """Says which proposals no better one of the phrase overlaps by more than `suppression`: (phrases, K)."""
+        pictures_P = self.pictures_A[self.boxes_P[phrases]]
+        kept_PK = np.zeros(scores_PK.shape, np.bool_)
+        for picture in np.unique(pictures_P):
+            proposals_K4 = self.proposals_N4[self.starts_V1[picture] : self.starts_V1[picture + 1]]
+            if count := len(proposals_K4):
+                its_P = np.flatnonzero(pictures_P == picture)
+                scores_KP = scores_PK[its_P, :count].T.astype(np.float64)
+                kept_PK[its_P, :count] = suppress(proposals_K4, scores_KP, suppression, inclusive).T
+        return kept_PK
+
 
 @dataclass(frozen=True, eq=False)
 class LocalisedPhrases:
     """Holds, for each phrase, the rank of its best right proposal, and how many are right."""
 
-    ranks_P: Integers  # from 0; without meaning where none is right
+    ranks_P: Integers  # from 0; NOT_FOUND if there is none
     right_P: Integers
     counts_P: Integers  # of proposals
 
@@ -107,7 +121,7 @@ class LocalisedPhrases:
 
     def recall(self, first: int) -> float:
         """The percentage of phrases with a right proposal among the first ones."""
-        return 100 * float(np.mean((self.right_P > 0) & (self.ranks_P < first)))
+        return 100 * float(np.mean(self.ranks_P < first))
 
     @property
     def bound(self) -> float:
@@ -124,21 +138,30 @@ class LocalisedPhrases:
 
 
 def localise(
-    task: LocalisationTask, scores: ScoresOf, least: float = LEAST_OVERLAP, inclusive: bool = True
+    task: LocalisationTask,
+    scores: ScoresOf,
+    least: float = LEAST_OVERLAP,
+    inclusive: bool = True,
+    suppression: float | None = None,
 ) -> LocalisedPhrases:
     """Ranks the proposals of each phrase's picture, some phrases at a time.
 
     A right proposal stands behind every wrong one that scores as much. A phrase whose picture has no proposals is
-    among those not found.
+    among those not found. With `suppression`, proposals that overlap a better one by more are not ranked; they may
+    still be right.
     """
-    if not 0 < least <= 1:
-        raise ValueError(f"boxes overlap by more than 0 and at most 1, not by {least:g}")
+    for rule in (above_zero, shares):
+        rule(least=least, suppression=suppression)
     ranks_P, right_P = np.zeros((2, len(task.boxes_P)), np.int64)
     for rows in cuts(len(task.boxes_P), PHRASES_AT_ONCE):
         scores_PK, is_right_PK = task.checked(scores, rows), task.right(rows, least, inclusive)
+        right_P[rows] = _counted(is_right_PK)
+        if suppression is not None:
+            is_kept_PK = task.kept(scores_PK, rows, suppression, inclusive)
+            scores_PK = np.where(is_kept_PK, scores_PK, -np.inf)
         best_P = np.where(is_right_PK, scores_PK, -np.inf).max(axis=1, initial=-np.inf)
         is_ahead_PK = (scores_PK >= best_P[:, None]) & ~is_right_PK
-        ranks_P[rows], right_P[rows] = _counted(is_ahead_PK), _counted(is_right_PK)
+        ranks_P[rows] = np.where(best_P > -np.inf, _counted(is_ahead_PK), NOT_FOUND)
     return LocalisedPhrases(ranks_P, right_P, task.counts_P)
 
 

@@ -52,6 +52,8 @@ def flags(parser: Parser) -> None:
         "proposals, or a file of boxes; --write-ids then lists both, as PREFIX.phrases.tsv, PREFIX.proposals.tsv"
     )
     matrix("--proposals", metavar="STAGE|FILE", help=phrases)
+    suppression = "of --proposals: one that overlaps a better one by more is not ranked (Plummer's evaluation: 0.5)"
+    matrix("--suppression", type=float, metavar="SHARE", help=suppression)
 
 
 def run(args: Args) -> Any:
@@ -65,7 +67,7 @@ def run(args: Args) -> Any:
         written = write_phrases(*asked, args.proposals, args.split) if args.proposals else write_ids(*asked, args.split)
         return written if args.json else "\n".join(written)
     if args.proposals:
-        report: Any = score_phrases(args.scores, args.root, corpus, args.proposals, args.split)
+        report: Any = score_phrases(args.scores, args.root, corpus, args.proposals, args.split, args.suppression)
     elif args.scores:
         report = score(args.scores, args.root, corpus, args.split, prefix=args.ids, extended=args.eccv)
     else:
@@ -111,5 +113,7 @@ def _check(args: Args) -> None:
         raise UserError("--scores and --write-ids need --corpus")
     if args.proposals and (args.run or args.ids or args.eccv):
         raise UserError("--proposals belongs to --scores and --write-ids, and goes with neither --ids nor --eccv")
+    if args.suppression is not None and not (args.proposals and args.scores):
+        raise UserError("--suppression belongs to --scores with --proposals")
     if args.ids and not args.scores:
         raise UserError("--ids belongs to --scores: it says what the matrix' rows and columns are")

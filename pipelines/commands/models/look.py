@@ -1,4 +1,4 @@
-"""Draws where a model looks, clips, detected regions and found phrases; or measures what makes a model unsure.
+"""Draws where a model looks, clips, regions and found phrases; or measures what makes a model unsure.
 
 examples:
   xmodal look runs/pvse --root data --attention maps --first 20
