@@ -3,10 +3,11 @@
 Shapes: P phrases, A annotated boxes, N proposals of all pictures.
 """
 
-from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ UNSEEN = "phrases of no chain, which name nothing that can be seen"
 UNBOXED = "phrases whose chain has no box"
 SILENT = "captions without a phrase to find"
 EMPTY = "pictures without a phrase to find"
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -70,31 +72,35 @@ def annotated_phrases(records: Output, view: View) -> AnnotatedPhrases:
     captions = captions_by_item(records, view)
     texts = dict(zip(captions.ids, captions.texts, strict=True))
     boxes, told = _boxes(records, set(captions.items)), _phrases(records, texts)
-    places, pictures, matches, boxes_P = dict[tuple[str, str | None], int](), list[str](), list[Match](), list[int]()
-    left_out = Counter({UNSEEN: 0, UNBOXED: 0, SILENT: 0, EMPTY: 0})
+    matches, left_out = list[Match](), dict.fromkeys((UNSEEN, UNBOXED, SILENT), 0)
     for picture, ids in captions.grouped(captions.ids).items():
-        before = len(matches)
         for caption in ids:
             known = [match for match in told.get(caption, ()) if match.item == picture]
-            kept = [match for match in known if (picture, match.group) in boxes]
-            unseen = sum(match.group is None for match in known)
-            left_out.update({UNSEEN: unseen, UNBOXED: len(known) - len(kept) - unseen, SILENT: int(not kept)})
+            seen = [match for match in known if match.group is not None]
+            kept = [match for match in seen if (picture, match.group) in boxes]
+            left_out[UNSEEN] += len(known) - len(seen)
+            left_out[UNBOXED] += len(seen) - len(kept)
+            left_out[SILENT] += not kept
             matches += kept
-        boxes_P += [places.setdefault((picture, match.group), len(places)) for match in matches[before:]]
-        pictures += [picture] * (len(matches) > before)
-    left_out[EMPTY] = len(captions.items) - len(pictures)
     if not matches:
         raise UserError(f"split {view.split!r} of {view.corpus} has no phrase with a box, so nothing to look for")
-    numbers = {picture: number for number, picture in enumerate(pictures)}
+    numbers = _numbered(match.item for match in matches)
+    places = _numbered((match.item, match.group) for match in matches)
+    left_out[EMPTY] = len(captions.items) - len(numbers)
     return AnnotatedPhrases(
-        tuple(pictures),
+        tuple(numbers),
         np.array([boxes[chain] for chain in places]) - TO_LAST_PIXEL,
         np.array([numbers[picture] for picture, _ in places]),
-        np.array(boxes_P),
+        np.array([places[match.item, match.group] for match in matches]),
         tuple(matches),
         tuple(texts[match.caption][match.start : match.end] for match in matches),
-        dict(left_out),
+        left_out,
     )
+
+
+def _numbered(keys: Iterable[K]) -> dict[K, int]:
+    """Numbers distinct keys from 0 in the order in which they come first."""
+    return {key: number for number, key in enumerate(dict.fromkeys(keys))}
 
 
 def _boxes(records: Output, pictures: set[str]) -> dict[tuple[str, str | None], tuple[float | None, ...]]:

@@ -58,6 +58,7 @@ def triplets(
     Neighbours of a region are phrases of the same chain, those of a phrase other right regions.
     """
     assert rule.neighbours >= 1
+    assert len(np.unique(phrases_B)) == len(phrases_B)
     regions_M, phrases_M = _right_pairs(task, phrases_B, rule, seed, epoch, inclusive)
     phrases_Q = np.concatenate([phrases_B, np.setdiff1d(phrases_M, phrases_B)])
     found = _candidates(task, phrases_Q, rule, inclusive)

@@ -147,8 +147,8 @@ def localise(
     """Ranks the proposals of each phrase's picture, some phrases at a time.
 
     A right proposal stands behind every wrong one that scores as much. A phrase whose picture has no proposals is
-    among those not found. With `suppression`, proposals that overlap a better one by more are not ranked; they may
-    still be right.
+    among those not found. With `suppression`, proposals that overlap a better one by more are not ranked, but still
+    count for the bound.
     """
     for rule in (above_zero, shares):
         rule(least=least, suppression=suppression)
