@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.utils import clip_grad_norm_
 
-from tests.benchmarks import models_cca
+from tests.benchmarks import models_cca, models_localisation
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training, scan
 from tests.features.test_features import write_store
@@ -62,6 +62,7 @@ BARS = {
     "scan_5k_25k_mb": Bar(maximum=2048),  # the issue's own
     "evaluate_5k_25k_k8_mb": Bar(maximum=2048),  # the issue's own
     **models_cca.BARS,
+    **models_localisation.BARS,
 }
 ITEMS, CAPTIONS, WIDTH, FOLD = 5000, 25_000, 1024, 1000
 GRID = (256, 1024)
@@ -78,6 +79,7 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     """All but the waiting for data, the memory and CCA need the checkouts."""
     yield from models_cca.measure()
     with _one_thread():
+        yield models_localisation.measure()
         yield {"evaluate_5k_25k_k8_mb": _memory(), "data_wait_fraction": _data_wait(), "scan_5k_25k_mb": _scan_memory()}
         if anchors is not None:
             yield {"train_step_vs_official": _train_steps(anchors)}

@@ -16,25 +16,35 @@ def iou(boxes_A4: Boxes, boxes_B4: Boxes, inclusive: bool = False) -> NDArray[np
 
     `inclusive` takes right and bottom for the last pixel, as Caffe's code does: widths are one more.
     """
-    a_A4, b_B4 = boxes_A4.astype(np.float64), boxes_B4.astype(np.float64)
-    intersections_AB, unions_AB = _areas(a_A4, b_B4, inclusive)
-    overlaps_AB: NDArray[np.float64] = np.zeros_like(unions_AB)
-    np.divide(intersections_AB, unions_AB, out=overlaps_AB, where=unions_AB > 0)
-    return overlaps_AB
+    a_4A, b_4B = (np.ascontiguousarray(boxes.T, np.float64) for boxes in (boxes_A4, boxes_B4))
+    return iou_by_sides(a_4A[:, :, None], b_4B[:, None], inclusive)
 
 
-def _areas(a_A4: Boxes, b_B4: Boxes, inclusive: bool) -> tuple[Any, Any]:
+def iou_by_sides(a_4: Boxes, b_4: Boxes, inclusive: bool = False) -> NDArray[np.float64]:
+    """Does `iou` for boxes whose sides are in the first dimension, and whose other dimensions are broadcast."""
+    intersections, unions = _areas(a_4, b_4, inclusive)
+    np.maximum(unions, np.finfo(np.float64).tiny, out=unions)
+    overlaps: NDArray[np.float64] = np.divide(intersections, unions, out=intersections)
+    return overlaps
+
+
+def _areas(a_4: Boxes, b_4: Boxes, inclusive: bool) -> tuple[Any, Any]:
     """Areas of intersections and of unions, computed in the type of the boxes and in the order of torchvision's nms."""
-    (a_A4, b_B4) = (np.hstack([boxes[:, :2], boxes[:, 2:] + int(inclusive)]) for boxes in (a_A4, b_B4))
-    a_A, b_B = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) for boxes in (a_A4, b_B4))
-    corners_AB2 = np.maximum(a_A4[:, None, :2], b_B4[None, :, :2])
-    sides_AB2 = np.minimum(a_A4[:, None, 2:], b_B4[None, :, 2:]) - corners_AB2
-    intersections_AB = np.maximum(sides_AB2, 0).prod(2)
-    return intersections_AB, a_A[:, None] + b_B - intersections_AB
+    (a_left, a_top, a_right, a_bottom), (b_left, b_top, b_right, b_bottom) = a_4, b_4
+    if inclusive:
+        a_right, a_bottom, b_right, b_bottom = a_right + 1, a_bottom + 1, b_right + 1, b_bottom + 1
+    widths, heights = np.minimum(a_right, b_right), np.minimum(a_bottom, b_bottom)
+    widths -= np.maximum(a_left, b_left)
+    heights -= np.maximum(a_top, b_top)
+    intersections = np.maximum(widths, 0, out=widths)  # in place, as new memory takes longer than the arithmetic
+    intersections *= np.maximum(heights, 0, out=heights)
+    unions = (a_right - a_left) * (a_bottom - a_top) + (b_right - b_left) * (b_bottom - b_top)
+    unions -= intersections
+    return intersections, unions
 
 
 def suppress(
-    boxes_K4: NDArray[np.float32], scores_KC: NDArray[np.float32], most: float, inclusive: bool = False
+    boxes_K4: Boxes, scores_KC: NDArray[np.floating[Any]], most: float, inclusive: bool = False
 ) -> NDArray[np.bool_]:
     """Says which boxes each class keeps, (K, C): of two that overlap by more than `most`, the better one.
 
@@ -42,7 +52,7 @@ def suppress(
     at once: a step looks at the next best box of every class, and a box's overlaps are 64 bits a word.
     """
     count, classes = scores_KC.shape
-    intersections_KK, unions_KK = _areas(boxes_K4, boxes_K4, inclusive)
+    intersections_KK, unions_KK = _areas(boxes_K4.T[:, :, None], boxes_K4.T[:, None], inclusive)
     with np.errstate(invalid="ignore"):  # 0 / 0 of two empty boxes does not overlap
         overlaps_KK = (intersections_KK / unions_KK).astype(np.float64) > most  # torchvision compares doubles, too
     np.fill_diagonal(overlaps_KK, False)

@@ -42,7 +42,7 @@ def score(
     folder with ECCV-Caption's files.
     """
     records, view, found = _caption_ids(root, corpus, split)
-    matrix = _matrix(path)
+    matrix = read_matrix(path)
     gallery, similarities = _by_ids(matrix, found, prefix) if prefix else _by_order(matrix, found, path)
     positives = eccv(extended, gallery) if extended else None
     try:
@@ -139,7 +139,7 @@ def _places(path: str, length: int, what: str) -> dict[str, int]:
     return places
 
 
-def _matrix(path: Path) -> Numbers:
+def read_matrix(path: Path) -> Numbers:
     try:
         matrix = np.load(path, mmap_mode="r", allow_pickle=False)
         if isinstance(matrix, np.ndarray) and matrix.ndim == 2 and matrix.size and matrix.dtype.kind in "fiu":

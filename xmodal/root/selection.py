@@ -133,8 +133,13 @@ def source_of(features: Output, stage: str, corpus: str) -> Output:
 
 def media_for(features: Output, records: Output) -> Output:
     """Finds the media of features; of imported ones, which do not tell, those that the records name."""
+    return ancestor(features, "media") or media_of(records)
+
+
+def media_of(records: Output) -> Output:
+    """Finds the media set that records name."""
     corpus, name = str(records.config["corpus"]), records.config["media_set"]
-    return ancestor(features, "media") or find_output(records.storage.url, "media", of=corpus, name=name)
+    return find_output(records.storage.url, "media", of=corpus, name=name)
 
 
 def media_set_of(features: Output) -> str | None:

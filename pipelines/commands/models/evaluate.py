@@ -7,6 +7,7 @@ examples:
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --set visual.stage=pixels     by the CNN in the file
   xmodal evaluate tgif.pth --vocabulary tgif_vocab.pkl --root data --corpus tgif --set visual.stage=frames
   xmodal evaluate --scores sims.npy --corpus coco --root data
+  xmodal evaluate --scores found.npy --proposals proposals --corpus flickr30k_entities --root data     of phrases
 
 A file of PVSE, PCME or VSE++ reads features as that paper's recipe does: 7 x 7 x 2048 of its ResNet, or their mean for
 VSE++. Training has moved the CNN of most files: authors' numbers need visual.stage=pixels, of clips frames.
@@ -46,17 +47,28 @@ def flags(parser: Parser) -> None:
     matrix("--corpus", help="the corpus of --scores, and of FILE (default there: coco)")
     matrix("--ids", metavar="PREFIX", help="rows and columns as PREFIX.items.txt, PREFIX.captions.txt say")
     matrix("--write-ids", metavar="PREFIX", help="writes these two files for --corpus, and does nothing else")
+    phrases = (
+        "rows of --scores are phrases, and columns the boxes of each phrase's picture: those of a stage such as "
+        "proposals, or a file of boxes; --write-ids then lists both, as PREFIX.phrases.tsv, PREFIX.proposals.tsv"
+    )
+    matrix("--proposals", metavar="STAGE|FILE", help=phrases)
+    suppression = "of --proposals: one that overlaps a better one by more is not ranked (Plummer's evaluation: 0.5)"
+    matrix("--suppression", type=float, metavar="SHARE", help=suppression)
 
 
 def run(args: Args) -> Any:
     from xmodal.evaluation.matrix_metrics import score, write_ids
+    from xmodal.evaluation.phrase_metrics import score_phrases, write_phrases
 
     _check(args)
     corpus = args.corpus and _flags.corpus_name(args.corpus, args)
     if args.write_ids:
-        written = write_ids(args.write_ids, args.root, corpus, args.split)
+        asked = (args.write_ids, args.root, corpus)
+        written = write_phrases(*asked, args.proposals, args.split) if args.proposals else write_ids(*asked, args.split)
         return written if args.json else "\n".join(written)
-    if args.scores:
+    if args.proposals:
+        report: Any = score_phrases(args.scores, args.root, corpus, args.proposals, args.split, args.suppression)
+    elif args.scores:
         report = score(args.scores, args.root, corpus, args.split, prefix=args.ids, extended=args.eccv)
     else:
         report = _report(args, corpus or "coco")
@@ -99,5 +111,9 @@ def _check(args: Args) -> None:
         raise UserError("a run knows its own corpus: leave out --corpus, and choose among its splits with --split")
     if not args.run and not args.corpus:
         raise UserError("--scores and --write-ids need --corpus")
+    if args.proposals and (args.run or args.ids or args.eccv):
+        raise UserError("--proposals belongs to --scores and --write-ids, and goes with neither --ids nor --eccv")
+    if args.suppression is not None and not (args.proposals and args.scores):
+        raise UserError("--suppression belongs to --scores with --proposals")
     if args.ids and not args.scores:
         raise UserError("--ids belongs to --scores: it says what the matrix' rows and columns are")

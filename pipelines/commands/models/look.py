@@ -1,4 +1,4 @@
-"""Draws attention, planes of embeddings, clips and regions; or measures what makes a model unsure.
+"""Draws attention, planes of embeddings, clips, regions and found phrases; or measures what makes a model unsure.
 
 examples:
   xmodal look runs/pvse --root data --attention maps --first 20
@@ -7,6 +7,7 @@ examples:
   xmodal look runs/pcme --root data --probes
   xmodal build tgif/frames --root data; xmodal look tgif --root data --frames sheets
   xmodal build coco/regions --root data --file detector=vg.pkl; xmodal look coco --root data --regions boxes
+  xmodal look flickr30k_entities --root data --phrases found --scores found.npy --proposals proposals
 """
 
 from dataclasses import asdict
@@ -19,7 +20,12 @@ PROBED = ("unknown", "erased", "mixed")
 
 def flags(parser: Parser) -> None:
     add = parser.add_argument
-    add("run", type=_flags.path, metavar="RUN|CORPUS", help="the folder of a run; with --frames or --regions a corpus")
+    add(
+        "run",
+        type=_flags.path,
+        metavar="RUN|CORPUS",
+        help="the folder of a run; with --frames, --regions or --phrases a corpus",
+    )
     _flags.root(parser)
     add("--split", help="such as karpathy/val (default: the test split; of --frames and --regions all)")
     _flags.device(parser)
@@ -29,31 +35,48 @@ def flags(parser: Parser) -> None:
     which("--tsne", type=_flags.path, metavar="DIR", help=tsne)
     which("--frames", type=_flags.path, metavar="DIR", help="a PNG a clip: its frames, and when each begins")
     which("--regions", type=_flags.path, metavar="DIR", help="a PNG a picture: what a detector sees, surest first")
+    phrases = "a PNG a picture: a caption's phrases where they are, and where --scores among --proposals found them"
+    which("--phrases", type=_flags.path, metavar="DIR", help=phrases)
     which("--probes", action="store_true", help="uncertainty by what is taken away, and recall by it (PCME)")
     some = parser.add_mutually_exclusive_group().add_argument
     some("--items", nargs="+", default=[], metavar="ID", help="these items alone")
     some("--first", type=_flags.count, metavar="N", help="the first items (default: 8; of --tsne 500)")
     add("--features", help="of --frames or --regions: identity of these, where the root has several")
+    add("--scores", type=_flags.path, metavar="FILE", help="of --phrases: what `xmodal evaluate --scores` takes")
+    add("--proposals", metavar="STAGE|FILE", help="of --phrases: the boxes that were scored")
     _flags.quiet(parser)
 
 
 def run(args: Args) -> Result:
-    if args.probes and (args.items or args.first is not None):
-        raise UserError("--items and --first belong to pictures: probes are of a whole split")
+    _check(args)
     setup = _flags.setup(args)
     some = {"items": args.items} | ({} if args.first is None else {"first": args.first})
-    folder = args.frames or args.regions
+    folder = args.frames or args.regions or args.phrases
     if folder is None:
         from pipelines.papers.recipe_runs import look
 
-        if args.features:
-            raise UserError("--features belongs to --frames and --regions: a run knows its own")
         return look(args.run, setup, args.split, args.attention, args.tsne, **some)
-    from xmodal.checks.corpus_pictures import draw_clips, draw_regions
+    from xmodal.checks.corpus_pictures import draw_clips, draw_phrases, draw_regions
 
-    draw = draw_clips if args.frames else draw_regions
-    pictures = draw(_flags.corpus_name(str(args.run), args), setup, folder, split=args.split, **some)
+    corpus = _flags.corpus_name(str(args.run), args)
+    if args.phrases:
+        from xmodal.evaluation.phrase_metrics import open_scores
+
+        scored = open_scores(args.scores, args.root, corpus, args.proposals, args.split)
+        pictures = draw_phrases(setup, folder, scored, **some)
+    else:
+        draw = draw_clips if args.frames else draw_regions
+        pictures = draw(corpus, setup, folder, split=args.split, **some)
     return {"folder": str(folder), "pictures": [asdict(one) for one in pictures]}
+
+
+def _check(args: Args) -> None:
+    if args.probes and (args.items or args.first is not None):
+        raise UserError("--items and --first belong to pictures: probes are of a whole split")
+    if args.features and not (args.frames or args.regions):
+        raise UserError("--features belongs to --frames and --regions: a run knows its own")
+    if len({bool(args.phrases), bool(args.scores), bool(args.proposals)}) > 1:
+        raise UserError("--phrases, --scores and --proposals belong together: give all three")
 
 
 def text(result: Result) -> Lines:

@@ -1,0 +1,132 @@
+"""Phrases of captions, each with the box of what it names, as localisation and its training read them.
+
+Shapes: P phrases, A annotated boxes, N proposals of all pictures.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from xmodal.batches.dataset import open_dataset
+from xmodal.detection.box_geometry import Boxes
+from xmodal.detection.given_boxes import boxes_in_file
+from xmodal.detection.merged_boxes import merge_groups
+from xmodal.detection.region_store import RegionStore
+from xmodal.errors import UserError
+from xmodal.metrics.phrase_localisation import LocalisationTask
+from xmodal.recipes import View
+from xmodal.records.tables import Match, Region, read_rows
+from xmodal.records.views import captions_by_item, starts_of
+from xmodal.root.outputs import Output
+
+TO_LAST_PIXEL = np.array([0, 0, 1, 1])  # from edges, which tables and stores have: right and bottom are excluded there
+UNSEEN = "phrases of no chain, which name nothing that can be seen"
+UNBOXED = "phrases whose chain has no box"
+SILENT = "captions without a phrase to find"
+EMPTY = "pictures without a phrase to find"
+K = TypeVar("K")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class AnnotatedPhrases:
+    """Phrases in the order of the records' pictures, then of captions and words.
+
+    A box is around all boxes of a coreference chain; phrases of one chain have one.
+    """
+
+    pictures: tuple[str, ...]
+    boxes_A4: NDArray[np.float64]  # right and bottom are the last pixels
+    pictures_A: NDArray[np.int64]  # ascending
+    boxes_P: NDArray[np.int64]
+    matches: tuple[Match, ...]  # (P,)
+    words: tuple[str, ...]  # (P,)
+    left_out: Mapping[str, int]  # by the reason
+
+    def __repr__(self) -> str:
+        return f"AnnotatedPhrases({len(self.words):,} of {len(self.pictures):,} pictures)"
+
+    @property
+    def types(self) -> dict[str, NDArray[np.int64]]:
+        """The phrases of each type; one of two types is in both."""
+        found = defaultdict[str, list[int]](list)
+        for place, match in enumerate(self.matches):
+            for name in match.types:
+                found[name].append(place)
+        return {name: np.array(places) for name, places in sorted(found.items())}
+
+    def among(self, proposals: Mapping[str, Boxes]) -> LocalisationTask:
+        """Asks for the phrases among proposals, whose right and bottom edges are excluded; pictures may lack them."""
+        boxes = [proposals.get(picture, np.zeros((0, 4))) for picture in self.pictures]
+        starts_V1 = starts_of(np.array([len(some) for some in boxes], np.int64))
+        proposals_N4 = np.concatenate([np.zeros((0, 4)), *boxes]) - TO_LAST_PIXEL
+        return LocalisationTask(self.boxes_A4, self.pictures_A, self.boxes_P, proposals_N4, starts_V1)
+
+
+def annotated_phrases(records: Output, view: View) -> AnnotatedPhrases:
+    """Reads the phrases of a view's captions, and counts what cannot be looked for."""
+    captions = captions_by_item(records, view)
+    texts = dict(zip(captions.ids, captions.texts, strict=True))
+    boxes, told = _boxes(records, set(captions.items)), _phrases(records, texts)
+    matches, left_out = list[Match](), dict.fromkeys((UNSEEN, UNBOXED, SILENT), 0)
+    for picture, ids in captions.grouped(captions.ids).items():
+        for caption in ids:
+            known = [match for match in told.get(caption, ()) if match.item == picture]
+            seen = [match for match in known if match.group is not None]
+            kept = [match for match in seen if (picture, match.group) in boxes]
+            left_out[UNSEEN] += len(known) - len(seen)
+            left_out[UNBOXED] += len(seen) - len(kept)
+            left_out[SILENT] += not kept
+            matches += kept
+    if not matches:
+        raise UserError(f"split {view.split!r} of {view.corpus} has no phrase with a box, so nothing to look for")
+    numbers = _numbered(match.item for match in matches)
+    places = _numbered((match.item, match.group) for match in matches)
+    left_out[EMPTY] = len(captions.items) - len(numbers)
+    return AnnotatedPhrases(
+        tuple(numbers),
+        np.array([boxes[chain] for chain in places]) - TO_LAST_PIXEL,
+        np.array([numbers[picture] for picture, _ in places]),
+        np.array([places[match.item, match.group] for match in matches]),
+        tuple(matches),
+        tuple(texts[match.caption][match.start : match.end] for match in matches),
+        left_out,
+    )
+
+
+def _numbered(keys: Iterable[K]) -> dict[K, int]:
+    """Numbers distinct keys from 0 in the order in which they come first."""
+    return {key: number for number, key in enumerate(dict.fromkeys(keys))}
+
+
+def _boxes(records: Output, pictures: set[str]) -> dict[tuple[str, str | None], tuple[float | None, ...]]:
+    """The box around each chain of the pictures that has any, by picture and chain."""
+    chains = (one for one in read_rows(records, Region) if one.group is not None and one.item in pictures)
+    return {
+        (one.item, one.group): (one.left, one.top, one.right, one.bottom)
+        for one in merge_groups(chains)
+        if one.left is not None
+    }
+
+
+def _phrases(records: Output, captions: Mapping[str, str]) -> Mapping[str, list[Match]]:
+    """The phrases of each caption in the order of its words."""
+    found = defaultdict[str, list[Match]](list)
+    for match in read_rows(records, Match):
+        if match.start is not None and match.caption in captions:
+            found[match.caption].append(match)
+    for phrases in found.values():
+        phrases.sort(key=lambda match: match.start or 0)
+    return found
+
+
+def proposals_of(root: str, records: Output, name: str) -> dict[str, Boxes]:
+    """Reads the boxes of each picture: of a stage or its output under the root, or of a user's file."""
+    if Path(name).is_file():
+        return {id: np.array(boxes).reshape(-1, 4) for id, boxes in boxes_in_file(Path(name)).items()}
+    regions = RegionStore(open_dataset(root, str(records.config["corpus"]), records.identity).store(name).output)
+    return {id: regions.boxes(id) for id in regions.ids if id in regions.store}
