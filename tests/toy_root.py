@@ -19,12 +19,17 @@ from pipelines.demo.world import BACKGROUNDS, COLOURS, KINDS, World, describe, s
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.stages.codebook import CodebookConfig
+from pipelines.stages.sentences import SentencesConfig
 from pipelines.upkeep.corpus_build import CorpusBuild
+from tests.made import sentences
 from xmodal.corpora import load
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.store import index_files, shard_file, write_shard
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.recipes import Features, Optimiser, Phase, Recipe, Step, Tokens, View
+from xmodal.root.outputs import Output
+from xmodal.root.selection import find_output
 from xmodal.root.storage import open_storage
 from xmodal.training import fit as fitting
 from xmodal.training.run_setup import Setup
@@ -98,6 +103,12 @@ def make_root(
     for seed in range(features):
         build(replace(facts(Facts(items, absent, seed=seed, places=places)), inputs=inputs), open_storage(root))
     return root
+
+
+def add_sentences(root: str) -> Output:
+    """Captions as tf-idf vectors of the words of the training split."""
+    coding = CodebookConfig(method="tfidf", split="toy/train")
+    return build(sentences(find_output(root, "records"), coding, SentencesConfig()), open_storage(root))
 
 
 def item_id(number: int) -> str:

@@ -6,18 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.toy_root import make_root, recipe
+from tests.toy_root import add_sentences, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import models
+from xmodal.batches.dataset import SENTENCES
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
+from xmodal.batches.texts import Texts
 from xmodal.checks import model_contract
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import open_run
 from xmodal.features.opening import open_features
+from xmodal.features.store import FeatureStore
 from xmodal.models import Inputs
 from xmodal.progress import Silence
-from xmodal.recipes import Positional, Recipe, View
+from xmodal.recipes import Features, Positional, Recipe, View
 from xmodal.root.selection import find_output
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
 from xmodal.training import run_folder
@@ -59,7 +62,9 @@ def test_it_keeps_the_contract(small: Recipe, check: str) -> None:
 
 @pytest.fixture(scope="module")
 def toy_root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_root(tmp_path_factory.mktemp("root"), items=40)
+    root = make_root(tmp_path_factory.mktemp("root"), items=40)
+    add_sentences(root)
+    return root
 
 
 @pytest.mark.parametrize("small", CASES)
@@ -92,11 +97,17 @@ def test_a_model_that_chooses_among_positions_refuses_a_store_of_one(
 def test_it_is_measured_but_never_on_an_empty_gallery(small: Recipe, toy_root: str) -> None:
     records, vocabulary = find_output(toy_root, "records"), Vocabulary("nltk", (*SPECIALS, "a", "and", "red", "blue"))
     store = open_features(toy_root, "resnet", None, records)
-    examples = Examples.of(records, View("pictures", "toy/train", captions_per_item=2), store, vocabulary)
-    model = model_contract.built(small, inputs=Inputs(64, len(vocabulary), len(examples.ids)))
+    texts: Vocabulary | FeatureStore = vocabulary
+    width = len(vocabulary)
+    if small.text == Features(SENTENCES):
+        texts = FeatureStore(find_output(toy_root, SENTENCES))
+        (width,) = texts.spec.row_shape
+    examples = Examples.of(records, View("pictures", "toy/train", captions_per_item=2), store, texts)
+    model = model_contract.built(small, inputs=Inputs(64, width, len(examples.ids)))
     scores = measure(model, Reader(examples, store), Silence(), blocks=(7, 13))
     assert 0 < scores["all"].rsum <= 600
-    empty = replace(examples, caption_ids=(), caption_items=np.zeros(0, np.int64), words=())
+    none = Texts(np.zeros(0, np.int32), np.zeros(1, np.int64))
+    empty = replace(examples, caption_ids=(), caption_items=np.zeros(0, np.int64), words=none)
     with pytest.raises(ValueError, match="an empty gallery cannot be searched"):
         measure(model, Reader(empty, store), Silence())
     nothing = replace(empty, ids=(), rows=np.zeros(0, np.int64))

@@ -47,7 +47,7 @@ from xmodal.evaluation.run_metrics import evaluate
 from xmodal.metrics.protocols import headline
 from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.raw.raw_files import Raw
-from xmodal.recipes import Features, Recipe, Relative
+from xmodal.recipes import Candidates, Recipe, Relative
 from xmodal.records.derived_splits import Share
 from xmodal.records.tables import Split
 from xmodal.root.storage import open_storage
@@ -238,11 +238,9 @@ def test_what_is_lacking_is_named(experiment: Experiment, known: Available, lack
 
 
 def test_a_recipe_that_training_refuses_is_not_ready() -> None:
-    dense = replace(VSEPP_COCO, text=Features("sentences"))
-    assert (
-        state(TINY, replace(ALL, recipes={"vsepp": dense}))
-        == "not yet: no stage sentences; no training with dense texts"
-    )
+    (phase,) = VSEPP_COCO.phases
+    drawn = replace(VSEPP_COCO, phases=(replace(phase, sampler=Candidates(256)),))
+    assert state(TINY, replace(ALL, recipes={"vsepp": drawn})) == "not yet: no training with a sampler"
 
 
 def test_columns_that_evaluation_gives_are_known() -> None:
@@ -293,6 +291,7 @@ def test_every_recipe_reads_splits_that_its_corpus_has_and_is_tested_on_one(tmp_
     for name, (write, world) in PUBLISHERS.items():
         corpus = write(world, tmp_path / name)
         there = {row.name for row in corpus.parse(Raw.folder(tmp_path / name)) if isinstance(row, Split)}
+            there |= {f"{paper}/{part}" for paper in corpus.drawn for part in ("train", "val", "test")}
         for recipe in of[name]:
             share = Share.of(recipe.view.split)
             beside = f"{recipe.view.split.rpartition('/')[0]}/test"  # where `xmodal evaluate` looks by default

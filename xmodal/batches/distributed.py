@@ -15,10 +15,10 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import pad
 from torch.nn.modules.dropout import _DropoutNd
 
-from xmodal.batches.batch import Batch, Padded, Stream
+from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.errors import UserError
 
-_borrowed = ContextVar("borrowed", default=0)  # rows at the end of a gathered batch
+_borrowed = ContextVar("borrowed", default=(0, 1))  # samples at the end of a gathered batch, of how many in each part
 
 
 def world() -> int:
@@ -51,7 +51,7 @@ def own_device(device: str) -> str:
 @contextmanager
 def without_borrowed_rows(batch: Batch) -> Iterator[None]:
     """Makes `gather` and `gather_pairs` leave out rows that the batch borrowed."""
-    before = _borrowed.set(batch.borrowed)
+    before = _borrowed.set((batch.borrowed, len(batch.streams[ANNOTATED].visual)))
     try:
         yield
     finally:
@@ -59,11 +59,11 @@ def without_borrowed_rows(batch: Batch) -> Iterator[None]:
 
 
 def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes, each with equally many."""
+    """The rows of all processes, each with equally many; a sample may have several."""
     if world() == 1:
         return rows
-    gathered = cast(Tensor, _Gather.apply(rows))
-    return gathered[: len(gathered) - _borrowed.get()]
+    gathered, (borrowed, samples) = cast(Tensor, _Gather.apply(rows)), _borrowed.get()
+    return gathered[: len(gathered) - borrowed * (len(rows) // samples)]
 
 
 def gather_padded(items: Padded) -> Padded:
@@ -84,7 +84,7 @@ def compare_gathered(compare: Callable[[Tensor, Tensor], Tensor], visual: Tensor
 
 
 def gather_pairs(stream: Stream) -> Tensor:
-    """(P, 2): the positives of all processes, as rows of what `gather` gives; a borrowed row is one pair."""
+    """(P, 2): the positives of all processes, as rows of what `gather` gives."""
     rows = torch.tensor([len(stream.visual), len(stream.text)], device=stream.positives.device)
     return gather(stream.positives + rows * rank())
 

@@ -33,10 +33,11 @@ Check = Callable[[Recipe], Iterator[str]]
 
 
 def small_recipes(module: ModuleType) -> list[Recipe]:
-    """The first recipe with each config of SMALL; without SMALL, the first recipe of each config."""
+    """Each config of SMALL in the first recipe of its class, or the first of all; else the first of each config."""
     recipes: tuple[Recipe, ...] = module.RECIPES
     if small := getattr(module, "SMALL", ()):
-        return [replace(recipes[0], model=config) for config in small]
+        fitting = [[one for one in recipes if type(one.model) is type(config)] for config in small]
+        return [replace((some or recipes)[0], model=config) for some, config in zip(fitting, small, strict=True)]
     return [recipe for n, recipe in enumerate(recipes) if recipe.model not in [one.model for one in recipes[:n]]]
 
 

@@ -56,12 +56,19 @@ class Solvable(Scorer[V, T], Protocol[V, T]):
     def solve(self, stream: "Iterable[Stream]") -> None: ...  # sees every pair once, in blocks
 
 
+@runtime_checkable
+class Observing(Protocol):
+    """A scorer that sees all rows, in blocks, before it encodes any: their statistics are its own."""
+
+    def observe(self, visual: "Iterable[Padded]", text: "Iterable[Padded]") -> None: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Facts about the data that a network is built by."""
 
     visual_width: int
-    text_width: int  # the vocabulary's size for tokens
+    text_width: int  # the vocabulary's size for tokens, the length of captions as vectors
     instances: int  # training items, or identities if the corpus has them
     word_vectors: NDArray[np.float32] | None = None  # a row a word, NaN if it has none
 

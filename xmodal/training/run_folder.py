@@ -32,7 +32,7 @@ from xmodal.text.vocabularies import Vocabulary
 
 RECIPE, VOCABULARY, LOG, LAST, BEST, LOCK = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt", "_lock"
 LAYOUT = 4
-TOLD = ("weights", "cites", "xmodal")  # facts of recipe.json that two equal runs may differ in
+TOLD = ("weights", "text_width", "cites", "xmodal")  # facts of recipe.json that two equal runs may differ in
 SHOWN = 6  # differences of two runs
 # of recipe.json
 TEXTS = ("cites", "fingerprint", "model", "records", "features", "vocabulary")
@@ -51,10 +51,11 @@ class Run:  # what it was started with
     vectors: str = ""  # sha256 of the file that words start from
     pixels: str = ""  # that later phases read
     texts: str = ""  # captions as features
+    text_width: int = 0  # of those: not compared, as `texts` decides it
 
     @property
     def inputs(self) -> Inputs:
-        return Inputs(self.visual_width, len(self.vocabulary), self.instances)
+        return Inputs(self.visual_width, self.text_width or len(self.vocabulary), self.instances)
 
     def facts(self) -> dict[str, Any]:
         facts = {field.name: getattr(self, field.name) for field in fields(self)}

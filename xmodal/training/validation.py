@@ -14,7 +14,7 @@ from xmodal.errors import UserError
 from xmodal.metrics.protocols import NO_LABELS, Gallery, Labels, Scores, recall_by_gallery
 from xmodal.metrics.ranks import Both, ranks
 from xmodal.metrics.similarities import Numbers, Similarities, cuts
-from xmodal.models import Scorer
+from xmodal.models import Observing, Scorer
 from xmodal.progress import Progress
 from xmodal.training.picture_crops import ClipReader
 
@@ -63,16 +63,24 @@ def compared(
     if isinstance(reader, ClipReader):  # as many pictures at once, not clips
         blocks = max(1, blocks[0] // (reader.frames.frames or 1)), blocks[1]
     shape = len(reader.examples.ids), len(reader.examples.words)
+    visual_rows, text_rows = (list(cuts(length, size)) for length, size in zip(shape, blocks, strict=True))
+
+    def visual_of(rows: slice) -> Padded:
+        return floats(reader.visual(rows), device)
+
+    def text_of(rows: slice) -> Padded:
+        read = reader.text(rows)
+        return floats(read, device) if read.values.is_floating_point() else read.to(device)
+
+    if isinstance(scorer, Observing):
+        scorer.observe(map(visual_of, visual_rows), map(text_of, text_rows))
     with progress.over("encode", sum(shape), unit="rows") as tick:
         visual, text = [], []
-        for rows in cuts(shape[0], blocks[0]):
-            visual.append(scorer.encode_visual(floats(reader.visual(rows), device)))
+        for rows in visual_rows:
+            visual.append(scorer.encode_visual(visual_of(rows)))
             tick(rows.stop - rows.start)
-        for rows in cuts(shape[1], blocks[1]):
-            read = reader.text(rows)
-            text.append(
-                scorer.encode_text(floats(read, device) if read.values.is_floating_point() else read.to(device))
-            )
+        for rows in text_rows:
+            text.append(scorer.encode_text(text_of(rows)))
             tick(rows.stop - rows.start)
 
     def tile(visual_rows: slice, text_rows: slice) -> Numbers:
