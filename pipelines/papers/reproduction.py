@@ -25,7 +25,7 @@ from pipelines.stages.resnet import ResNetConfig
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.metrics.reports import Report
-from xmodal.recipes import Recipe, Tokens
+from xmodal.recipes import Features, Recipe, Tokens
 from xmodal.records.views import has_split, splits
 from xmodal.root.outputs import made_of
 from xmodal.training.run_folder import has_state
@@ -148,6 +148,9 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
             yield f"there is no {stage} of {recipe.view.corpus} (`{command}`)"
     for stage, command in zip(features, others, strict=False):
         try:
+            if isinstance(recipe.text, Features) and stage == recipe.text.stage:
+                setup.texts_of(stage, tables, setup.store(recipe.visual.stage, tables))
+                continue
             store = setup.store(stage, tables)
             if store.spec.ragged and any(phase.pixels for phase in recipe.phases):
                 setup.pictures(store, tables)

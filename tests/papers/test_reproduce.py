@@ -291,7 +291,7 @@ def test_every_recipe_reads_splits_that_its_corpus_has_and_is_tested_on_one(tmp_
     for name, (write, world) in PUBLISHERS.items():
         corpus = write(world, tmp_path / name)
         there = {row.name for row in corpus.parse(Raw.folder(tmp_path / name)) if isinstance(row, Split)}
-            there |= {f"{paper}/{part}" for paper in corpus.drawn for part in ("train", "val", "test")}
+        there |= {f"{paper}/{part}" for paper in corpus.drawn for part in ("train", "val", "test")}
         for recipe in of[name]:
             share = Share.of(recipe.view.split)
             beside = f"{recipe.view.split.rpartition('/')[0]}/test"  # where `xmodal evaluate` looks by default

@@ -185,4 +185,8 @@ def test_both_networks_learn_the_generated_world(larger: str, tmp_path: Path, na
     scores = report.scores["all"]
     chance = sum(scores.sums_by_chance.values())
     assert (report.items, report.split) == (23, "toy/test")
+    sentence = report.metrics.value("sentence R@1")
+    assert (sentence is None) == (name == "similarity")
+    assert sentence is None or sentence > 50  # found: by chance 4 of 114
+    assert ("sentence to sentence R@1" in report.to_text()) == (name == "embedding")
     assert scores.rsum > 3 * chance  # found: 507 to 554 and 449 to 486, of 600, by chance 131

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,6 +61,13 @@ class Observing(Protocol):
     """A scorer that sees all rows, in blocks, before it encodes any: their statistics are its own."""
 
     def observe(self, visual: "Iterable[Padded]", text: "Iterable[Padded]") -> None: ...
+
+
+@runtime_checkable
+class ComparingTexts(Protocol):
+    """A scorer that also compares encoded captions with captions."""
+
+    def text_similarity(self, queries: Any, gallery: Any) -> "Tensor": ...  # (queries, gallery), greater is closer
 
 
 @dataclass(frozen=True, eq=False)
