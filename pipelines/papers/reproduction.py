@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from pipelines import stages
 from pipelines.papers import recipe_runs
 from pipelines.papers.experiments import (
     Available,
@@ -77,8 +78,10 @@ def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
     at = f"--root {shlex.quote(root)}"
     yield f"xmodal build {recipe.view.corpus} {at}"
     for stage in [*stages_of(recipe), *texts_of(recipe)]:
-        settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
-        yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}"
+        settings = [setting for setting in experiment.build if setting.startswith(f"{stage}.")]
+        if "codebook" in stages.load(stage).needs:  # a corpus may have several training splits
+            settings.append(f"codebook.split={recipe.view.split}")
+        yield f"xmodal build {recipe.view.corpus}/{stage} {at}{_set(settings)}"
 
 
 def _others(experiment: Experiment, available: Available) -> list[str]:

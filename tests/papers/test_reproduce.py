@@ -549,3 +549,20 @@ def test_a_paper_s_file_is_read_as_it_stands() -> None:
     row = next(row for row in table.rows if row.name == "VSE++")
     assert row == Row("VSE++", "0.42 1.63 3.60 692 0.09 0.55 1.89 3.77 620 0.09", "vsepp-tgif")
     assert find("pcme figure 5")[0].rows[0].settings == ("model.width=2",)
+
+
+def test_the_tables_of_two_branch_build_ten_crops_and_codes_of_the_training_split() -> None:
+    (table,) = find("two_branch table 4")
+    assert state(table, available()) == "ready"
+    commands = to_run(table, available())
+    assert {
+        "xmodal build flickr30k/features --root data --set features.model=torchvision/vgg19 --set features.output=fc7 "
+        "--set features.views=ten",
+        "xmodal build flickr30k/sentences --root data --set codebook.split=plummer/train",
+        "xmodal build coco/sentences --root data --set codebook.split=two_branch/train",
+        "xmodal train two-branch-coco-sampling --root data --run runs/two-branch-coco-sampling",
+    } <= {*commands}
+    for name in ("table 2", "table 3", "§5.3"):
+        (table,) = find(f"two_branch {name}")
+        rows = [row for row in table.rows if row.recipe.startswith(("two-branch", "similarity"))]
+        assert [lacks(row, available()) for row in rows] == [[]] * len(rows)
