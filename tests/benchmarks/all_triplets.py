@@ -8,9 +8,9 @@ neighbours. `python -m tests.benchmarks.all_triplets ours` prints by how many MB
 Shapes: A anchors, G rows that they are compared with, N right pairs, K kept of each, D width.
 """
 
-import resource
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -98,9 +98,14 @@ def _of_all_triplets(anchors: Tensor, gallery: Tensor, right_AG: Tensor, wrong_A
 def growth(act: Callable[[Tensor, Tensor], float]) -> float:
     """In MB, over a process that has the rows."""
     visual, text = rows()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _peak()
     act(visual, text)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    return _peak() - before
+
+
+def _peak() -> float:
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
 
 
 if __name__ == "__main__":
