@@ -71,14 +71,17 @@ def files(parser: Parser, weights: str, vectors: str) -> None:
     parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {vectors}")
 
 
+IDENTIFIED = {"texts": "captions as vectors", "pixels": "resized pictures (of clips: the frames of the features)"}
+
+
 def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
     for name in outputs:
-        what = "resized pictures (of clips: the frames of the features)" if name == "pixels" else name
+        what = IDENTIFIED.get(name, name)
         parser.add_argument(f"--{name}", metavar="IDENTITY", help=f"which {what}, where the root has several")
 
 
 def training(parser: Parser) -> None:
-    identities(parser, "records", "features", "pixels")
+    identities(parser, "records", "features", "texts", "pixels")
     files(parser, "of the features, where a phase trains it", "those that the recipe names")
     device(parser)
 

@@ -112,7 +112,8 @@ def test_captions_by_the_numbers_of_other_tags_are_refused(tmp_path: Path) -> No
         open_storage(root),
     )
     with pytest.raises(
-        UserError, match=r"pictures in .* has several concepts, so keep one of them; there are: .*tokenizer"
+        UserError,
+        match=r"pictures in .* has several concepts, so say which by --texts IDENTITY; there are: .*tokenizer",
     ):
         fit(SG, root, str(tmp_path / "other"))
     assert evaluate(run, Setup(root)).items  # a run knows which it was

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from pipelines.cli import main
+from pipelines.commands.data.prune import _kept
 from pipelines.engine.building import build
 from pipelines.stages.codebook import CodebookConfig
 from pipelines.stages.sentences import SentencesConfig
@@ -143,8 +145,24 @@ def test_a_run_is_evaluated_on_the_vectors_that_it_was_trained_on(tmp_path: Path
     opened = open_run(run, Setup(root)).reader.examples.sentences
     assert opened is not None
     assert opened.output.identity == made.identity
-    with pytest.raises(UserError, match=r"pictures in .* has several sentences"):
+    with pytest.raises(UserError, match=r"pictures in .* has several sentences, so say which by --texts IDENTITY"):
         fit(PAPER, root, str(tmp_path / "other"))
+
+
+def test_the_command_line_trains_on_the_texts_that_are_named_and_prune_keeps_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, run = make_root(tmp_path, items=30), str(tmp_path / "run")
+    made = add_sentences(root)
+    other = CodebookConfig(method="tfidf", sample=50)
+    build(sentences(find_output(root, "records"), other, SentencesConfig()), open_storage(root))
+    small = ("model.hidden=16", "model.width=8", "phase1.epochs=1", "batch_size=40", "visual.stage=resnet")
+    command = ["train", "two-branch-flickr30k-sampling", "--corpus", "pictures", "--root", root, "--run", run]
+    assert main([*command, "--texts", made.identity, *(part for one in small for part in ("--set", one))]) == 0
+    assert run_folder.read(run).texts == made.identity
+    assert main(["evaluate", run, "--root", root]) == 0
+    assert "sentence to sentence R@1" in capsys.readouterr().out
+    assert made.identity in _kept(run)
 
 
 def test_statistics_of_the_test_set_are_not_kept(root: str, alone: str) -> None:

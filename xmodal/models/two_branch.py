@@ -116,7 +116,7 @@ class Branch(nn.Module):
         self.seen = (mean.float(), variance.float()) if count else None
 
     def _to_normalise(self, rows_BF: Tensor, joined: Callable[[Tensor], Tensor] = lambda rows: rows) -> Tensor:
-        hidden_BH = joined(self.first(rows_BF))
+        hidden_BH = joined(self.first(rows_BF).float())  # in mixed precision, too
         return self.second(self._thinned(hidden_BH)) if self.config.layout == "paper" else hidden_BH
 
     def _thinned(self, hidden_BH: Tensor) -> Tensor:

@@ -56,7 +56,9 @@ class Setup:
             raise UserError(f"{corpus} in {self.root} has no {stage}{for_these}: {cure}")
         if len(fitting) > 1:
             there = ", ".join(describe_differences(fitting))
-            raise UserError(f"{corpus} in {self.root} has several {stage}, so keep one of them; there are: {there}")
+            raise UserError(
+                f"{corpus} in {self.root} has several {stage}, so say which by --texts IDENTITY; there are: {there}"
+            )
         return FeatureStore(fitting[0])
 
     def pictures(self, features: FeatureStore, tables: Output) -> FeatureStore:

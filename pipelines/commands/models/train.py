@@ -21,7 +21,7 @@ from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import command
 from xmodal.errors import UserError
 
-NOT_OF_DETECTORS = ("workers", "address", "tensorboard", "features", "pixels", "weights", "vectors")  # flags
+NOT_OF_DETECTORS = ("workers", "address", "tensorboard", "features", "texts", "pixels", "weights", "vectors")  # flags
 
 
 def flags(parser: Parser) -> None:
