@@ -146,14 +146,14 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
     for view in (recipe.view, recipe.validation):
         if not has_split(tables, view.split):
             yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(splits(tables))}"
-    for stage, command in zip(texts_of(recipe), others[len(features) :], strict=True):
-        if not any(made_of(tables, stage)):
-            yield f"there is no {stage} of {recipe.view.corpus} (`{command}`)"
-    for stage, command in zip(features, others, strict=False):
+    of_captions = {recipe.text.stage} if isinstance(recipe.text, Features) else set[str]()
+    of_captions |= {*texts_of(recipe)}
+    for stage, command in zip([*features, *texts_of(recipe)], others, strict=True):
+        if stage in of_captions:
+            if not any(made_of(tables, stage)):
+                yield f"there is no {stage} of {recipe.view.corpus} (`{command}`)"
+            continue
         try:
-            if isinstance(recipe.text, Features) and stage == recipe.text.stage:
-                setup.texts_of(stage, tables, setup.store(recipe.visual.stage, tables))
-                continue
             store = setup.store(stage, tables)
             if store.spec.ragged and any(phase.pixels for phase in recipe.phases):
                 setup.pictures(store, tables)

@@ -34,15 +34,15 @@ def test_a_rank_counts_captions_of_others_that_are_as_similar(seed: int, height:
     matrix = random.integers(0, 3, (len(owners), len(owners))).astype(float)
     expected = []
     for query, item in enumerate(owners):
-        sisters = [other for other in range(len(owners)) if owners[other] == item and other != query]
-        if sisters:
-            best = max(matrix[query, sisters])
+        siblings = [other for other in range(len(owners)) if owners[other] == item and other != query]
+        if siblings:
+            best = max(matrix[query, siblings])
             expected.append(sum(matrix[query, other] >= best for other in range(len(owners)) if owners[other] != item))
     # tiles of queries and of what is ranked have one size in an evaluation, but need not
     assert sentence_ranks(Similarities.of(matrix, (height, width)), owners).tolist() == expected
 
 
-def test_without_sisters_or_a_scorer_that_compares_texts_there_is_no_recall() -> None:
+def test_without_siblings_or_a_scorer_that_compares_texts_there_is_no_recall() -> None:
     assert metrics_of(None, np.arange(3)) == [None] * 3
     assert metrics_of(Similarities.of(np.eye(3)), np.arange(3)) == [None] * 3
     assert metrics_of(Similarities.of(np.zeros((2, 2))), np.array([0, 0])) == [100, 100, 100]

@@ -181,7 +181,7 @@ def slow_terms(config: TwoBranchConfig, stream: Stream) -> dict[str, float]:
         return distance(one, other, config.offset)
 
     shared = {(a, b) for a, t in pairs for b, u in pairs if t == u and a != b}
-    sisters = {
+    siblings = {
         (s, t) for s in sentences for t in sentences if of_texts[s] == of_texts[t] and captions[s] != captions[t]
     }
 
@@ -213,7 +213,7 @@ def slow_terms(config: TwoBranchConfig, stream: Stream) -> dict[str, float]:
         "visual_neighbours": of_neighbours(
             visual, shared, lambda one, other: items[one] != items[other] and (one, other) not in shared
         ),
-        "text_neighbours": of_neighbours(text, sisters, lambda one, other: of_texts[one] != of_texts[other]),
+        "text_neighbours": of_neighbours(text, siblings, lambda one, other: of_texts[one] != of_texts[other]),
     }
 
 

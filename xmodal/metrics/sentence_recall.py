@@ -11,9 +11,9 @@ from xmodal.metrics.similarities import Integers, Similarities, query_blocks
 
 
 def sentence_ranks(texts: Similarities, items_T: Integers) -> Integers:
-    """Ranks, from 0, each caption's best sister among all others; a caption without one is left out.
+    """Ranks, from 0, each caption's best sibling among all others; a caption without one is left out.
 
-    Captions of other items stand before a sister that is as similar.
+    Captions of other items stand before a sibling that is as similar.
     """
     return np.concatenate([*_ranks(texts, items_T)])
 
@@ -21,12 +21,12 @@ def sentence_ranks(texts: Similarities, items_T: Integers) -> Integers:
 def _ranks(texts: Similarities, items_T: Integers) -> Iterator[Integers]:
     for rows, block_QT in query_blocks(texts, "visual"):
         places_Q = np.arange(rows.stop - rows.start)
-        is_sister_QT = np.equal.outer(items_T[rows], items_T)
-        is_other_QT = ~is_sister_QT
-        is_sister_QT[places_Q, places_Q + rows.start] = False  # the query itself is not ranked
-        best_Q = np.where(is_sister_QT, block_QT, -np.inf).max(axis=1)
+        is_sibling_QT = np.equal.outer(items_T[rows], items_T)
+        is_other_QT = ~is_sibling_QT
+        is_sibling_QT[places_Q, places_Q + rows.start] = False  # the query itself is not ranked
+        best_Q = np.where(is_sibling_QT, block_QT, -np.inf).max(axis=1)
         ranks_Q = np.count_nonzero((block_QT >= best_Q[:, None]) & is_other_QT, axis=1)
-        yield ranks_Q[is_sister_QT.any(axis=1)]
+        yield ranks_Q[is_sibling_QT.any(axis=1)]
 
 
 def sentence_recall(compared: Comparison) -> list[float | None]:

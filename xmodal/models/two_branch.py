@@ -57,7 +57,7 @@ class TwoBranchConfig(BranchConfig):
     margin: float = 0.1
     most: int | None = 50  # triplets of a pair and direction; None is all
     offset: float = 0.0  # of squared distances
-    neighbour: Literal["each", "farthest"] = "each"  # of a sentence, that should be near; itself counts as farthest
+    neighbour: Literal["each", "farthest"] = "each"  # which siblings of a sentence should be near
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -181,7 +181,7 @@ class TwoBranch(Branches):
         items_V, text_items_T = gather(stream.visual_items), gather(stream.text_items)
         wrong_VT = items_V[:, None] != text_items_T
         wrong_TT = text_items_T[:, None] != text_items_T
-        sisters_TT = ~wrong_TT & (captions_T[:, None] != captions_T)
+        siblings_TT = ~wrong_TT & (captions_T[:, None] != captions_T)
         shared_VV = shared_texts(pairs_P2, len(visual_VD))
         wrong_VV = (items_V[:, None] != items_V) & ~shared_VV
         with torch.autocast(visual_VD.device.type, enabled=False):  # a margin is finer than half precision
@@ -190,7 +190,7 @@ class TwoBranch(Branches):
                 "visual": self._loss(squared_VT, pairs_P2, wrong_VT),
                 "text": self._loss(squared_VT.T, pairs_P2.flip(1), wrong_VT.T),
                 "visual_neighbours": self._neighbour_loss(visual_VD, shared_VV, wrong_VV),
-                "text_neighbours": self._neighbour_loss(text_TD, sisters_TT, wrong_TT),
+                "text_neighbours": self._neighbour_loss(text_TD, siblings_TT, wrong_TT),
             }
 
     def _neighbour_loss(self, rows_ND: Tensor, right_NN: Tensor, wrong_NN: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
         vocabulary, encoded = vocabulary_and_texts(tables, recipe.view, [learned, *others], tokens, known)
         texts = [*encoded]
     train = Examples.among(learned, recipe.view, store, texts[0])
-    validation = Examples.among(chosen_on, recipe.validation, store, dense or vocabulary)
+    validation = Examples.among(chosen_on, recipe.validation, store, vocabulary if dense is None else dense)
     unannotated = Examples.among(others[0], views[-1], store, texts[1]) if others else None
     del learned, chosen_on, others
     pa.default_memory_pool().release_unused()  # the captions' columns, which Arrow would keep
@@ -137,8 +137,8 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
         weights=describe_network(store),
         vectors=sha256_of_vectors(recipe, run, setup.vectors),
         pixels=pictures.output.identity if pictures else "",
-        texts=dense.output.identity if dense else "",
-        text_width=math.prod(dense.spec.row_shape) if dense else 0,
+        texts="" if dense is None else dense.output.identity,
+        text_width=0 if dense is None else math.prod(dense.spec.row_shape),
     )
     by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
     read = Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None)
