@@ -144,9 +144,13 @@ class Relative:
 
 @dataclass(frozen=True)
 class Neighbours:
-    """Every item of a batch brings so many captions (Two-Branch)."""
+    """Every pair of a batch brings other captions of its item, so many with its own (Two-Branch)."""
 
     captions: int
+
+    def __post_init__(self) -> None:
+        if type(self.captions) is not int or self.captions < 2:
+            raise ValueError(f"captions is a whole number, 2 or more, not {self.captions!r}: one has no neighbours")
 
 
 @dataclass(frozen=True)

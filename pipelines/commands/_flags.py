@@ -71,13 +71,15 @@ def files(parser: Parser, weights: str, vectors: str) -> None:
     parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {vectors}")
 
 
+IDENTIFIED = {
+    "texts": "captions as vectors, or as concepts",
+    "pixels": "resized pictures (of clips: the frames of the features)",
+}
+
+
 def identities(parser: argparse._ActionsContainer, *outputs: str) -> None:
-    told = {
-        "pixels": "resized pictures (of clips: the frames of the features)",
-        "texts": "captions as numbers, such as concepts",
-    }
     for name in outputs:
-        what = told.get(name, name)
+        what = IDENTIFIED.get(name, name)
         parser.add_argument(f"--{name}", metavar="IDENTITY", help=f"which {what}, where the root has several")
 
 

@@ -23,7 +23,7 @@ from pipelines.stages import DATA
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from xmodal.corpora import Corpus, load
 from xmodal.errors import UserError
-from xmodal.recipes import Optimiser, Phase, Pixels, Recipe, Step, Tokens
+from xmodal.recipes import Features, Optimiser, Phase, Pixels, Recipe, Step, Tokens
 from xmodal.root.identity import fingerprint
 from xmodal.root.storage import open_storage
 from xmodal.training.run_setup import Setup
@@ -69,7 +69,7 @@ def shows(world: World) -> tuple[Show, ...]:
     clips = replace(plain, items=min(world.items, CLIPS), seed=world.seed, image_size=SIDE)
     of_clips = (*DATA, "frames", "clips")
     return (
-        Show(load("coco"), coco.write, world, (*DATA, "resnet", "pixels"), recipes()),
+        Show(load("coco"), coco.write, world, (*DATA, "resnet", "pixels", "sentences"), recipes()),
         Show(load("tgif"), tgif.write, clips, of_clips, (_of_clips("pvse-tgif"),)),
         Show(load("mrw"), mrw.write, clips, of_clips, (_of_clips("pvse-mrw"),)),
     )
@@ -91,6 +91,8 @@ def _runs(options: BuildOptions, folder: Path, show: Show, identity: Mapping[str
         used: dict[str, Any] = {"records": identity["records"], "features": identity[recipe.visual.stage]}
         if any(phase.pixels for phase in recipe.phases):
             used["pixels"] = identity["pixels"]
+        if isinstance(recipe.text, Features):
+            used["texts"] = identity[recipe.text.stage]
         run = folder / f"{recipe.name}-{fingerprint([recipe, used])[:12]}"
         options.progress.say(f"training {recipe.name}")
         setup = Setup(options.storage.url, threads=1, progress=options.progress, **used)
@@ -109,7 +111,7 @@ def _of_outputs(recipe: Recipe, identity: Mapping[str, str]) -> Recipe:
 
 
 def recipes() -> tuple[Recipe, ...]:
-    """Recipes of VSE0, PVSE and PCME, smaller and shorter.
+    """Recipes of VSE0, PVSE, PCME and Two-Branch, smaller and shorter.
 
     PVSE takes all negatives, as the hardest only pay with better features, and one epoch from pixels, as in its paper.
     """
@@ -123,6 +125,26 @@ def recipes() -> tuple[Recipe, ...]:
         small("vse0", (once,)),
         small("pvse-coco", (warm, tuned), embeddings=2, negatives="all"),
         small("pcme-coco", (spread,)),
+        _two_branch(),
+    )
+
+
+def _two_branch() -> Recipe:
+    """With tf-idf vectors of captions, which need no word vectors; on Karpathy's split, as the paper's is too large."""
+    known = recipe_runs.recipes()["two-branch-coco-constraints"]
+    split = recipe_runs.recipes()["vse0"]
+    (phase,) = known.phases
+    return replace(
+        known,
+        name="demo-two-branch",
+        cites=f"ours: {known.name} at the size of the generated world",
+        view=split.view,
+        validation=split.validation,
+        visual=split.visual,
+        text=Features("sentences", method="tfidf"),
+        model=replace(known.model, hidden=128, width=64, dropout=0.2, margin=0.2),  # type: ignore[type-var]
+        phases=(replace(phase, epochs=12, optimiser=replace(STEPS, learning_rate=2e-3)),),
+        batch_size=64,
     )
 
 

@@ -217,4 +217,8 @@ def is_measured(column: str) -> bool:
     """True if evaluation computes the column where a corpus has its labels."""
     _, side, measure = parts_of(column)
     columns = protocols.columns()
-    return measure in ({each.name for each in columns} if side else {each.adds_to for each in columns})
+    if side:
+        return measure in {each.name for each in columns}
+    return measure in {each.adds_to for each in columns} | {
+        each.name for each in protocols.columns(protocols.Comparison)
+    }

@@ -39,7 +39,7 @@ from xmodal.batches.reader import Reader
 from xmodal.batches.texts import Texts
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
-from xmodal.recipes import Features
+from xmodal.recipes import Features, Neighbours
 from xmodal.root.outputs import Output, find
 from xmodal.root.storage import open_storage
 
@@ -908,3 +908,37 @@ def test_a_loader_without_its_annotated_stream_is_refused(root: str) -> None:
 def test_a_rule_that_there_is_not_is_refused(root: str) -> None:
     with pytest.raises(ValueError, match="linspaced"):
         list(Loader(reader(root, "frames", frames=Features("arrays", 8, rule="linspaced")), BATCH))  # type: ignore[arg-type]
+
+
+@given(world=WORLDS, count=st.integers(2, 4), epoch=st.integers(0, 3))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_every_pair_brings_captions_of_its_item_whoever_reads_it(root: str, world: int, count: int, epoch: int) -> None:
+    """Items here have one, two or three captions: those of one come again, so that all ranks have equally many."""
+    alone, *shared = (
+        Loader(reader(root), BATCH, sampler=Neighbours(count)),
+        *ranks(reader(root), world, sampler=Neighbours(count)),
+    )
+    for loader in (alone, *shared):
+        loader.set_epoch(epoch)
+    examples, order = reader(root).examples, list[int]()
+    for batch, parts in zip(alone, steps(shared), strict=True):
+        whole = stream(batch)
+        rows = whole.captions.reshape(-1, count)
+        order += rows[:, 0].tolist()
+        together = torch.cat([stream(part).captions for part in parts])
+        assert together[: len(whole.captions)].tolist() == whole.captions.tolist()
+        assert all(len(stream(part).text) == count * len(stream(part).visual) for part in parts)
+        assert whole.positives.tolist() == [[row, count * row + n] for row in range(len(rows)) for n in range(count)]
+        for item, brought in zip(whole.visual_items.tolist(), rows.tolist(), strict=True):
+            own = np.flatnonzero(examples.caption_items == item).tolist()
+            assert set(brought) <= set(own)
+            assert len(set(brought)) == min(count, len(own))
+        check(whole)
+    assert sorted(order) == list(range(len(examples.words)))
+
+
+def test_neighbours_are_of_a_pair_and_two_or_more(root: str) -> None:
+    with pytest.raises(ValueError, match="captions are 'each', not 'all'"):
+        Loader(reader(root), BATCH, sampler=Neighbours(2), captions="all")
+    with pytest.raises(ValueError, match="2 or more, not 1"):
+        Neighbours(1)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.golden import golden
-from xmodal.batches.sample_order import Order, SampleRandom, evaluation_frames, training_frames
+from xmodal.batches.sample_order import Order, SampleRandom, evaluation_frames, neighbours, training_frames
 
 ENDS = {"mrw": 0, "tgif": 6}
 SEEDS = st.integers(0, 2**40)
@@ -178,3 +178,28 @@ def test_training_frames_are_those_of_the_official_code(corpus: str) -> None:
         ours = set(map(tuple, found.tolist()))
         assert theirs <= ours
         assert n > 10 or theirs == ours
+
+
+@given(st.lists(st.integers(1, 7), min_size=1, max_size=20), st.integers(2, 9), SEEDS, st.data())
+def test_a_caption_comes_with_others_of_its_item_and_none_comes_twice_before_all_have(
+    counts: list[int], captions: int, seed: int, data: st.DataObject
+) -> None:
+    places = [data.draw(st.integers(0, count - 1)) for count in counts]
+    found = neighbours(
+        np.array(places), np.array(counts), captions, SampleRandom(seed, 0, np.arange(len(counts)))
+    ).tolist()
+    for (first, *others), place, count in zip(found, places, counts, strict=True):
+        assert first == place
+        assert len(others) == captions - 1
+        rest = {*range(count)} - {place}
+        expected = len(others) if len(others) < len(rest) else len(rest)
+        assert len(set(others)) == max(expected, 1)
+        assert set(others) <= (rest or {place})
+
+
+def test_neighbours_are_drawn_alike() -> None:
+    draws = SampleRandom(0, 0, np.arange(8000))
+    found = neighbours(np.full(8000, 1), np.full(8000, 5), 2, draws)[:, 1]
+    counts = np.bincount(found, minlength=5)
+    assert counts[1] == 0
+    assert (np.abs(np.delete(counts, 1) - 2000) < 200).all()

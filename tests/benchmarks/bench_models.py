@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.utils import clip_grad_norm_
 
-from tests.benchmarks import models_cca, models_localisation
+from tests.benchmarks import all_triplets, models_cca, models_localisation
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training, scan
 from tests.features.test_features import write_store
@@ -57,6 +57,7 @@ BARS = {
     "data_wait_fraction": Bar(maximum=0.02),
     "evaluate_5k_25k_vs_official": Bar(minimum=10),
     "pmrp_vs_official": Bar(minimum=100),
+    "two_branch_loss_vs_dense": Bar(minimum=3),  # and below a tenth of its memory
     "scan_vs_official": Bar(minimum=5),
     "scan_train_step_vs_official": Bar(minimum=2),
     "scan_5k_25k_mb": Bar(maximum=2048),  # the issue's own
@@ -81,6 +82,7 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     with _one_thread():
         yield models_localisation.measure()
         yield {"evaluate_5k_25k_k8_mb": _memory(), "data_wait_fraction": _data_wait(), "scan_5k_25k_mb": _scan_memory()}
+        yield {"two_branch_loss_vs_dense": _two_branch_loss()}
         if anchors is not None:
             yield {"train_step_vs_official": _train_steps(anchors)}
             yield {"scan_vs_official": _scan_scores(anchors), "scan_train_step_vs_official": _scan_steps(anchors)}
@@ -130,6 +132,32 @@ def _scan_memory() -> Measured:
     return _peak(
         "_score_by_scan", "a tile of 256 x 1,024 by SCAN beside all encoded regions and words, as evaluation has it"
     )
+
+
+def _two_branch_loss() -> Measured:
+    """The definition runs once, as it takes a minute, in blocks: at once its tables would be ten times as large."""
+    (visual, text), (other_visual, other_text) = all_triplets.rows(), all_triplets.rows()
+    assert math.isclose(all_triplets.ours(visual, text), all_triplets.by_pairs(other_visual, other_text), rel_tol=1e-5)
+    torch.testing.assert_close(visual.grad, other_visual.grad, atol=1e-6, rtol=1e-4)
+    pairs = _ratio(
+        lambda: timed(lambda: all_triplets.by_pairs(visual, text)),
+        lambda: timed(lambda: all_triplets.ours(visual, text)),
+        "a table of right pairs and all rows",
+        STEPS,
+    )
+    ours_mb, dense_mb = (_growth(name) for name in ("ours", "dense"))
+    assert ours_mb < 0.1 * dense_mb, (ours_mb, dense_mb)
+    against = (
+        f"1,500 pairs, K = 50, all four terms with gradients; {ours_mb:.0f} MB of memory to {dense_mb:,.0f} "
+        f"in blocks of {all_triplets.BLOCK} anchors; {pairs.against} ({pairs.value:g} x); tables of all triplets"
+    )
+    dense = timed(lambda: all_triplets.dense(visual, text))
+    return _ratio(lambda: dense, lambda: timed(lambda: all_triplets.ours(visual, text)), against)
+
+
+def _growth(name: str) -> float:
+    program = [sys.executable, "-m", "tests.benchmarks.all_triplets", name]
+    return float(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
 
 
 def _peak(function: str, against: str) -> Measured:

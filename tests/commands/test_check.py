@@ -141,6 +141,20 @@ def test_a_name_that_nobody_has_is_answered_with_those_there_are(xmodal: Xmodal)
     assert "no corpus and no model 'cocoa'; there are: coco, cub" in xmodal("check", "cocoa").complaint
 
 
+def test_a_model_that_compares_a_part_of_a_batch_is_told_so(xmodal: Xmodal, tmp_path: Path) -> None:
+    mine, text = tmp_path / "mine.py", TOY.read_text()
+    for whole, part in (
+        ("gather_pairs(stream)", "stream.positives"),
+        ("compare_gathered(self.similarity, ", "self.similarity("),
+    ):
+        assert whole in text
+        text = text.replace(whole, part)
+    mine.write_text(text)
+    found = xmodal("check", mine)
+    assert found.code == 1
+    assert "compares a part of a batch with itself, so that several processes have another loss than one" in found.out
+
+
 @pytest.mark.parametrize(
     ("statement", "said"),
     [

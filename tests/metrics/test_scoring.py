@@ -281,7 +281,7 @@ def test_the_command_prints_text_json_and_latex(
     assert own["precision"]["10"] == tables["lists"][OWN].visual_to_text["P@10"]
     assert plain["plausible"]["all"]["visual_to_text"]["mean"] == tables["plausible"]["all"].visual_to_text["PMRP"]
     assert plain["scores"]["class"]["rsum"] == expected.scores["class"].rsum
-    assert (plain["separation"], plain["seen"]) == (*expected.metrics.numbers.values(), None)
+    assert (plain["separation"], plain["seen"]) == (expected.metrics.value("indicator S"), None)
     assert latex.count(r"\begin{tabular}") == latex.count(r"\end{tabular}") == 3
     tables = [part.split(r"\end{tabular}")[0].splitlines() for part in latex.split(r"\begin{tabular}")[1:]]
     assert [[line.split(" & ")[0] for line in table[3:]] for table in tables] == [

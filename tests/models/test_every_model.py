@@ -12,6 +12,7 @@ from xmodal import models
 from xmodal.batches.dataset import SENTENCES
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
+from xmodal.batches.texts import Texts
 from xmodal.checks import model_contract
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import open_run
@@ -60,7 +61,9 @@ def test_it_keeps_the_contract(small: Recipe, check: str) -> None:
 
 @pytest.fixture(scope="module")
 def toy_root(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return make_root(tmp_path_factory.mktemp("root"), items=40)
+    root = make_root(tmp_path_factory.mktemp("root"), items=40)
+    coded(root)
+    return root
 
 
 @pytest.mark.parametrize("small", CASES)
@@ -100,7 +103,8 @@ def test_it_is_measured_but_never_on_an_empty_gallery(small: Recipe, toy_root: s
     model = model_contract.built(small, inputs=Inputs(64, width, len(examples.ids)))
     scores = measure(model, Reader(examples, store), Silence(), blocks=(7, 13))
     assert 0 < scores["all"].rsum <= 600
-    empty = replace(examples, caption_ids=(), caption_items=np.zeros(0, np.int64), words=())
+    none = Texts(np.zeros(0, np.int32), np.zeros(1, np.int64))
+    empty = replace(examples, caption_ids=(), caption_items=np.zeros(0, np.int64), words=none)
     with pytest.raises(ValueError, match="an empty gallery cannot be searched"):
         measure(model, Reader(empty, store), Silence())
     nothing = replace(empty, ids=(), rows=np.zeros(0, np.int64))

@@ -47,7 +47,7 @@ from xmodal.evaluation.run_metrics import evaluate
 from xmodal.metrics.protocols import headline
 from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.raw.raw_files import Raw
-from xmodal.recipes import Features, Recipe, Relative
+from xmodal.recipes import Candidates, Recipe, Relative
 from xmodal.records.derived_splits import Share
 from xmodal.records.tables import Split
 from xmodal.root.storage import open_storage
@@ -238,11 +238,9 @@ def test_what_is_lacking_is_named(experiment: Experiment, known: Available, lack
 
 
 def test_a_recipe_that_training_refuses_is_not_ready() -> None:
-    dense = replace(VSEPP_COCO, text=Features("sentences"))
-    assert (
-        state(TINY, replace(ALL, recipes={"vsepp": dense}))
-        == "not yet: no stage sentences; no training with dense texts"
-    )
+    (phase,) = VSEPP_COCO.phases
+    drawn = replace(VSEPP_COCO, phases=(replace(phase, sampler=Candidates(256)),))
+    assert state(TINY, replace(ALL, recipes={"vsepp": drawn})) == "not yet: no training with a sampler"
 
 
 def test_columns_that_evaluation_gives_are_known() -> None:
@@ -561,3 +559,22 @@ def test_a_paper_s_file_is_read_as_it_stands() -> None:
     row = next(row for row in table.rows if row.name == "VSE++")
     assert row == Row("VSE++", "0.42 1.63 3.60 692 0.09 0.55 1.89 3.77 620 0.09", "vsepp-tgif")
     assert find("pcme figure 5")[0].rows[0].settings == ("model.width=2",)
+
+
+def test_the_tables_of_two_branch_build_ten_crops_and_codes_of_the_training_split() -> None:
+    (table,) = find("two_branch table 4")
+    assert state(table, available()) == "ready"
+    commands = to_run(table, available())
+    assert {
+        "xmodal build flickr30k/features --root data --set features.model=torchvision/vgg19 --set features.output=fc7 "
+        "--set features.views=ten",
+        "xmodal build flickr30k/sentences --root data --set codebook.method=hglmm --set codebook.split=plummer/train "
+        "--vectors word2vec.bin",
+        "xmodal build coco/sentences --root data --set codebook.method=hglmm --set codebook.split=two_branch/train "
+        "--vectors word2vec.bin",
+        "xmodal train two-branch-coco-sampling --root data --run runs/two-branch-coco-sampling",
+    } <= {*commands}
+    for name in ("table 2", "table 3", "§5.3"):
+        (table,) = find(f"two_branch {name}")
+        rows = [row for row in table.rows if row.recipe.startswith(("two-branch", "similarity"))]
+        assert [lacks(row, available()) for row in rows] == [[]] * len(rows)

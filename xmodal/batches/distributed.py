@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -15,10 +16,13 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import pad
 from torch.nn.modules.dropout import _DropoutNd
 
-from xmodal.batches.batch import Batch, Padded, Stream
+from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.errors import UserError
 
-_borrowed = ContextVar("borrowed", default=0)  # rows at the end of a gathered batch
+PARTED = (
+    "the objective compares a part of a batch with itself, so that several processes have another loss than one: "
+    "compare rows by compare_gathered and the pairs of gather_pairs (xmodal/batches/distributed.py)"
+)
 
 
 def world() -> int:
@@ -48,22 +52,39 @@ def own_device(device: str) -> str:
     return f"cuda:{distributed.get_node_local_rank(rank())}" if device == "cuda" and world() > 1 else device
 
 
+@dataclass
+class WholeBatch:
+    """A batch of all processes, each of which has a part of it."""
+
+    borrowed: int = 0  # samples at its end that are there twice
+    samples: int = 1  # of one part
+    is_gathered: bool = False
+
+
+_whole = ContextVar[WholeBatch | None]("whole batch", default=None)
+
+
 @contextmanager
-def without_borrowed_rows(batch: Batch) -> Iterator[None]:
-    """Makes `gather` and `gather_pairs` leave out rows that the batch borrowed."""
-    before = _borrowed.set(batch.borrowed)
+def whole_batch(batch: Batch) -> Iterator[WholeBatch]:
+    """Makes `gather` leave out rows that the batch borrowed; refuses an objective of one of several parts."""
+    whole = WholeBatch(batch.borrowed, len(batch.streams[ANNOTATED].visual))
+    before = _whole.set(whole)
     try:
-        yield
+        yield whole
     finally:
-        _borrowed.reset(before)
+        _whole.reset(before)
+    if world() > 1 and not whole.is_gathered:
+        raise UserError(f"{PARTED}, or train it by one process")
 
 
 def gather(rows: Tensor) -> Tensor:
-    """The rows of all processes, each with equally many."""
+    """The rows of all processes, each with equally many; a sample may have several."""
+    whole = _whole.get() or WholeBatch()
+    whole.is_gathered = True
     if world() == 1:
         return rows
     gathered = cast(Tensor, _Gather.apply(rows))
-    return gathered[: len(gathered) - _borrowed.get()]
+    return gathered[: len(gathered) - whole.borrowed * (len(rows) // whole.samples)]
 
 
 def gather_padded(items: Padded) -> Padded:
@@ -84,7 +105,7 @@ def compare_gathered(compare: Callable[[Tensor, Tensor], Tensor], visual: Tensor
 
 
 def gather_pairs(stream: Stream) -> Tensor:
-    """(P, 2): the positives of all processes, as rows of what `gather` gives; a borrowed row is one pair."""
+    """(P, 2): the positives of all processes, as rows of what `gather` gives."""
     rows = torch.tensor([len(stream.visual), len(stream.text)], device=stream.positives.device)
     return gather(stream.positives + rows * rank())
 

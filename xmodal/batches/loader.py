@@ -19,9 +19,9 @@ from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import CAPTION, ClassOrder, Integers, Order, SampleRandom
+from xmodal.batches.sample_order import CAPTION, ClassOrder, Integers, Order, SampleRandom, neighbours
 from xmodal.number_rules import one_or_more, zero_or_more
-from xmodal.recipes import OnePerClass
+from xmodal.recipes import Neighbours, OnePerClass
 
 THREADS = 2  # one copies rows while the other looks up words
 WORTH_A_THREAD = 0.0002  # seconds of work on a batch: what reading in a thread costs
@@ -46,7 +46,7 @@ class Loader(IterableDataset[Batch]):
         batch_size: int,
         *,
         captions: Captions = "each",
-        sampler: OnePerClass | None = None,
+        sampler: Neighbours | OnePerClass | None = None,
         seed: int = 0,
         drop_last: bool = False,
         rank: int | None = None,
@@ -57,6 +57,7 @@ class Loader(IterableDataset[Batch]):
     ) -> None:
         """rank and world are torch.distributed's unless given, and the dtype the store's."""
         self.captions, self.drop_last, self.ahead = captions, drop_last, ahead
+        self._neighbours = sampler if isinstance(sampler, Neighbours) else None
         self._device, self._dtype = torch.device(device), dtype
         if (rank is None) != (world is None):
             raise ValueError("rank and world are given both or not at all")
@@ -188,6 +189,8 @@ class Loader(IterableDataset[Batch]):
         """Each visual row's item, each text row's caption, each caption's visual row."""
         samples = draws.samples
         rows = np.arange(len(samples))
+        if self._neighbours is not None:
+            return self._with_neighbours(examples, draws, self._neighbours.captions)
         if self.captions == "each":
             return examples.caption_items[samples], samples, rows
         counts, firsts = examples.caption_counts[samples], examples.caption_starts[samples]
@@ -195,6 +198,15 @@ class Loader(IterableDataset[Batch]):
             return samples, firsts + draws.integers(counts, CAPTION), rows
         captions = np.arange(counts.sum()) + np.repeat(firsts - np.cumsum(counts) + counts, counts)
         return samples, captions, np.repeat(rows, counts)
+
+    def _with_neighbours(
+        self, examples: Examples, draws: SampleRandom, count: int
+    ) -> tuple[Integers, Integers, Integers]:
+        """As many captions of each row, as processes gather equally many; an item with fewer repeats them."""
+        items = examples.caption_items[draws.samples]
+        starts, counts = examples.caption_starts[items], examples.caption_counts[items]
+        places = neighbours(draws.samples - starts, counts, count, draws)
+        return items, (starts[:, None] + places).ravel(), np.repeat(np.arange(len(items)), count)
 
     def _to_device(self, features: Padded, buffers: Buffers) -> Padded:
         """Moves features to the device, then the dtype: half precision travels as stored."""
@@ -206,10 +218,10 @@ class Loader(IterableDataset[Batch]):
         room = buffers.take(tuple(values.shape), np.dtype(np.float32))
         return Padded(torch.from_numpy(room).copy_(values), features.lengths)
 
-    def _order(self, number: int, name: str, sampler: OnePerClass | None) -> Order | ClassOrder:
+    def _order(self, number: int, name: str, sampler: Neighbours | OnePerClass | None) -> Order | ClassOrder:
         reader = self._readers[name]
         each = self.captions == "each"
-        if sampler is None:
+        if not isinstance(sampler, OnePerClass):
             return Order(len(reader.examples.words if each else reader.examples.ids), self.seed, number)
         if reader.classes is None:
             raise ValueError("one sample of every class needs a reader with classes")
@@ -220,6 +232,8 @@ class Loader(IterableDataset[Batch]):
             raise ValueError(f"streams are {ANNOTATED!r} and, if need be, {UNANNOTATED!r}, not {[*self._readers]}")
         if self.captions not in get_args(Captions):
             raise ValueError(f"captions are {', '.join(get_args(Captions))}, not {self.captions!r}")
+        if self._neighbours is not None and self.captions != "each":
+            raise ValueError(f"neighbours are of a pair: captions are 'each', not {self.captions!r}")
         if empty := [name for name, order in self._orders.items() if not order.count]:
             raise ValueError(f"the {empty[0]} stream has no samples")
         zero_or_more(seed=self.seed)

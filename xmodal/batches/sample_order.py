@@ -14,8 +14,8 @@ from xmodal.recipes import FrameRule
 
 Integers = NDArray[np.int64]
 SKIPS = 3  # the largest stride in training (docs/models.md#frame-sampling)
-FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT = range(5)  # purposes
-RIGHT_REGION, WRONG_REGION, CHAIN_MEMBER = range(5, 8)  # and those of regions and phrases
+FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT, NEIGHBOUR = range(6)  # purposes
+RIGHT_REGION, WRONG_REGION, CHAIN_MEMBER = range(6, 9)  # and those of regions and phrases
 STEPS = 1 << 53  # of a number between two others
 FIRST_PICTURE_PURPOSE = 16  # and those after it: of crops (`training.picture_crops`)
 
@@ -110,6 +110,18 @@ def training_frames(lengths_B: Integers, frames: int, rule: FrameRule, random: S
     starts_B = random.integers(np.maximum(lengths_B - skips_B * frames, 0) + 1, FRAME_START)
     places_BL = starts_B[:, None] + skips_B[:, None] * np.arange(frames)
     return _held(places_BL, lengths_B)
+
+
+def neighbours(places_B: Integers, counts_B: Integers, captions: int, random: SampleRandom) -> Integers:
+    """(B, captions): the place of a caption among its item's, then others: all of them before one comes again.
+
+    The others stand in a circle, which begins at a random one.
+    """
+    others_B1 = np.maximum(counts_B - 1, 1)[:, None]
+    first_B1 = random.integers(others_B1[:, 0], NEIGHBOUR)[:, None]
+    steps_BO = 1 + (first_B1 + np.arange(captions - 1)) % others_B1
+    steps_BC = np.concatenate([np.zeros_like(first_B1), steps_BO], axis=1)
+    return np.asarray((places_B[:, None] + steps_BC) % counts_B[:, None])
 
 
 def training_shifts(words_T: Integers, length: int, random: SampleRandom) -> Integers:

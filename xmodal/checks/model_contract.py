@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from xmodal import models
+from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.checks.corpus_contract import FAILURES
 from xmodal.models import Inputs, Scorer, Solvable, Trainable
@@ -33,10 +34,11 @@ Check = Callable[[Recipe], Iterator[str]]
 
 
 def small_recipes(module: ModuleType) -> list[Recipe]:
-    """The first recipe with each config of SMALL; without SMALL, the first recipe of each config."""
+    """Each config of SMALL in the first recipe of its class, or the first of all; else the first of each config."""
     recipes: tuple[Recipe, ...] = module.RECIPES
     if small := getattr(module, "SMALL", ()):
-        return [replace(recipes[0], model=config) for config in small]
+        fitting = [[one for one in recipes if type(one.model) is type(config)] for config in small]
+        return [replace((some or recipes)[0], model=config) for some, config in zip(fitting, small, strict=True)]
     return [recipe for n, recipe in enumerate(recipes) if recipe.model not in [one.model for one in recipes[:n]]]
 
 
@@ -156,6 +158,14 @@ def objective_names(recipe: Recipe) -> Iterator[str]:
         if terms.keys() != phase.weights.keys():
             given, weighed = ", ".join(sorted(terms)), ", ".join(sorted(phase.weights))
             yield f"objective() gives the terms {given}, and phase {number} weighs {weighed}"
+
+
+def rows_of_several_processes(recipe: Recipe) -> Iterator[str]:
+    some = batch(recipe, eight_pairs(recipe))
+    with distributed.whole_batch(some) as whole:
+        built(recipe).objective(some)
+    if not whole.is_gathered:
+        yield distributed.PARTED
 
 
 def finite_scores_and_gradients(recipe: Recipe) -> Iterator[str]:
@@ -289,6 +299,6 @@ def _close(one: Tensor, other: Tensor) -> bool:
 
 
 CHECKS: Mapping[str, Check] = {check.__name__: check for check in (
-    kind_of_network, objective_names, finite_scores_and_gradients, several_captions_of_an_item, padding,
-    blocks_and_order, saving_and_loading, determinism, learning,
+    kind_of_network, objective_names, rows_of_several_processes, finite_scores_and_gradients,
+    several_captions_of_an_item, padding, blocks_and_order, saving_and_loading, determinism, learning,
 )}  # fmt: skip

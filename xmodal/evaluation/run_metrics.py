@@ -28,7 +28,7 @@ from xmodal.training.finetuning import WithBackbone, attach_empty_backbone
 from xmodal.training.picture_crops import picture_reader
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
-from xmodal.training.validation import check_device, compared, gallery_of
+from xmodal.training.validation import check_device, encode, gallery_of
 
 
 def load(
@@ -105,10 +105,12 @@ def report(
     gallery = gallery_of(examples)
     positives = eccv(extended, gallery) if extended else None
     with torch.inference_mode(), tempfile.TemporaryFile() as file:
-        similarities = compared(scorer, reader, setup.progress, setup.device)
+        encoded = encode(scorer, reader, setup.progress, setup.device)
+        similarities = encoded.similarities
         with setup.progress.over("compare", sum(1 for _ in similarities.cells()), unit="tiles") as tick:
             cached = cached_on_disk(similarities, file, tick)
-            metrics = all_metrics(cached, gallery, labels_of(records, gallery.ids), positives)
+            labels = labels_of(records, gallery.ids)
+            metrics = all_metrics(cached, gallery, labels, positives, encoded.text_similarities)
     model = scorer.model if isinstance(scorer, WithBackbone) else scorer
     return Report(
         records=records.identity,

@@ -62,6 +62,7 @@ class Comparison:
     similarities: Similarities
     gallery: Gallery
     labels: Labels
+    texts: Similarities | None = None  # of captions with captions, where a scorer compares them
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,9 @@ class Metrics:
     numbers: Mapping[Column, float | None]  # None if the metric does not apply
 
     def value(self, column: str, direction: str = "", gallery: str = "all") -> float | None:
-        """Looks up a column, or without a direction a sum over both; None if this split does not have it."""
+        """Looks up a column, or without a direction a number or a sum over both; None if the split lacks it."""
+        if not direction and (numbers := [value for one, value in self.numbers.items() if one.name == column]):
+            return numbers[0]
         for rows in filter(None, self.tables.values()):
             row = headline(rows) if gallery == "all" else rows.get(gallery)
             values = row and (getattr(row, direction) if direction else row.sums)
@@ -196,7 +199,11 @@ def _values(found: object) -> dict[str, Any]:
 
 
 def all_metrics(
-    matrix: Similarities, gallery: Gallery, labels: Labels, eccv: tuple[Pairs, Pairs] | None = None
+    matrix: Similarities,
+    gallery: Gallery,
+    labels: Labels,
+    eccv: tuple[Pairs, Pairs] | None = None,
+    texts: Similarities | None = None,
 ) -> Metrics:
     """Computes every metric that the labels allow; asks for tiles several times, see `cached_on_disk`."""
     scores = recall_by_gallery(matrix, gallery, labels)
@@ -209,7 +216,7 @@ def all_metrics(
         bits = pack_names([categories.get(item, ()) for item in gallery.ids])
         answers = plausible_answers(matrix, bits, bits[gallery.caption_items], gallery.windows)
         plausible = _by_gallery(answers, plausible_scores)
-    found = _values(Comparison(matrix, gallery, labels))
+    found = _values(Comparison(matrix, gallery, labels, texts))
     values = ((column, found[column.name]) for column in columns(Comparison))
     numbers = {column: None if value is None else float(value) for column, value in values}
     return Metrics({"scores": scores, "lists": lists, "plausible": plausible}, numbers)

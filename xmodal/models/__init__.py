@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,12 +56,26 @@ class Solvable(Scorer[V, T], Protocol[V, T]):
     def solve(self, stream: "Iterable[Stream]") -> None: ...  # sees every pair once, in blocks
 
 
+@runtime_checkable
+class Observing(Protocol):
+    """A scorer that sees all rows, in blocks, before it encodes any: their statistics are its own."""
+
+    def observe(self, visual: "Iterable[Padded]", text: "Iterable[Padded]") -> None: ...
+
+
+@runtime_checkable
+class ComparingTexts(Protocol):
+    """A scorer that also compares encoded captions with captions."""
+
+    def text_similarity(self, queries: Any, gallery: Any) -> "Tensor": ...  # (queries, gallery), greater is closer
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Facts about the data that a network is built by."""
 
     visual_width: int
-    text_width: int  # the vocabulary's size for tokens
+    text_width: int  # the vocabulary's size for tokens, the length of captions as vectors
     instances: int  # training items, or identities if the corpus has them
     word_vectors: NDArray[np.float32] | None = None  # a row a word, NaN if it has none
 

@@ -21,11 +21,11 @@ from xmodal.metrics.protocols import headline, labels_of
 from xmodal.models import Scorer, Solvable, Trainable
 from xmodal.recipes import Features, Recipe
 from xmodal.root.storage import LocalStorage
-from xmodal.text.vocabularies import SPECIALS, Vocabulary
 from xmodal.training import checkpoint, run_folder
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats, measure, refuse_common
+from xmodal.training.words import NO_WORDS
 
 
 def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]:
@@ -42,7 +42,7 @@ def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]
         recipe,
         tables.identity,
         store.output.identity,
-        Vocabulary("whitespace", SPECIALS),  # texts have no words
+        NO_WORDS,
         store.spec.row_shape[-1],
         instances=0,
         weights=describe_network(store),

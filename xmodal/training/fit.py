@@ -24,14 +24,14 @@ from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch
 from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
-from xmodal.batches.texts import vocabulary_and_texts
+from xmodal.batches.texts import Texts, vocabulary_and_texts
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
 from xmodal.progress import Progress, Silence
-from xmodal.recipes import OnePerClass, Phase, Recipe, View
+from xmodal.recipes import Candidates, Features, OnePerClass, Phase, Phrases, Recipe, View
 from xmodal.records.caption_sources import named_text
 from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
@@ -44,7 +44,7 @@ from xmodal.training.recipe_limits import refuse_unbuilt
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import check_device, measure, refuse_common
-from xmodal.training.words import known_words, sha256_of_vectors, tokens_of, word_vectors
+from xmodal.training.words import NO_WORDS, known_words, sha256_of_vectors, word_vectors
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; the state is saved after every epoch too
 TRIED = 8  # pairs that tell the names of the objective's terms
@@ -113,10 +113,15 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     views = (recipe.view, recipe.validation, *([recipe.unannotated] if recipe.unannotated else []))
     learned, chosen_on, *others = captions_of_views(tables, views)
     others = [some for some in others if some.items]  # none where every item is annotated
-    tokens, known = tokens_of(recipe), run_folder.read_vocabulary(run)
-    vocabulary, texts = vocabulary_and_texts(tables, recipe.view, [learned, *others], tokens, known)
+    if isinstance(recipe.text, Features):
+        tokens, vocabulary, dense = None, NO_WORDS, setup.texts_of(recipe.text, tables, store)
+        texts: list[Texts | FeatureStore] = [dense]
+    else:
+        tokens, known, dense = recipe.text, run_folder.read_vocabulary(run), None
+        vocabulary, encoded = vocabulary_and_texts(tables, recipe.view, [learned, *others], tokens, known)
+        texts = [*encoded]
     train = Examples.among(learned, recipe.view, store, texts[0])
-    validation = Examples.among(chosen_on, recipe.validation, store, vocabulary)
+    validation = Examples.among(chosen_on, recipe.validation, store, vocabulary if dense is None else dense)
     unannotated = Examples.among(others[0], views[-1], store, texts[1]) if others else None
     del learned, chosen_on, others
     pa.default_memory_pool().release_unused()  # the captions' columns, which Arrow would keep
@@ -133,6 +138,8 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
         weights=describe_network(store),
         vectors=sha256_of_vectors(recipe, run, setup.vectors),
         pixels=pictures.output.identity if pictures else "",
+        texts="" if dense is None else dense.output.identity,
+        text_width=0 if dense is None else math.prod(dense.spec.row_shape),
     )
     by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
     read = Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None)
@@ -161,7 +168,8 @@ def _announce(started: Run, data: _Data, progress: Progress) -> tuple[int, float
     if recipe.unannotated:
         other = data.unannotated and data.unannotated.examples.counted(recipe.unannotated.source)
         progress.say(f"beside them {other or 'no items without captions, so that only the captions train'}")
-    known = known_words(recipe, train, started.vocabulary, progress)
+    is_dense = isinstance(recipe.text, Features)
+    known = (0, 1.0) if is_dense else known_words(recipe, train, started.vocabulary, progress)
     if len(validation.ids) == 1:
         progress.say("one item to choose on is always found: R@1 is 100, and the first epoch stays the best")
     if data.train.classes is None and recipe.batch_size > len(train.words):
@@ -218,12 +226,13 @@ def _locked(run: str, started: Run) -> Iterator[None]:
 
 
 def _loader(recipe: Recipe, phase: Phase, streams: dict[str, Reader], device: str) -> Loader:
-    sampler = phase.sampler if isinstance(phase.sampler, OnePerClass) else None
-    return Loader(streams, recipe.batch_size, sampler=sampler, seed=recipe.seed, device=device, dtype=torch.float32)
+    assert not isinstance(phase.sampler, Candidates | Phrases)  # training refuses them before
+    size, seed = recipe.batch_size, recipe.seed
+    return Loader(streams, size, sampler=phase.sampler, seed=seed, device=device, dtype=torch.float32)
 
 
 def _objective(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    with distributed.without_borrowed_rows(batch):
+    with distributed.whole_batch(batch):
         return cast(Trainable[Any, Any], model).objective(batch)
 
 

@@ -1,6 +1,7 @@
 """Validation: recalls of a split."""
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from xmodal.errors import UserError
 from xmodal.metrics.protocols import NO_LABELS, Gallery, Labels, Scores, recall_by_gallery
 from xmodal.metrics.ranks import Both, ranks
 from xmodal.metrics.similarities import Numbers, Similarities, cuts
-from xmodal.models import Scorer
+from xmodal.models import ComparingTexts, Observing, Scorer
 from xmodal.progress import Progress
 from xmodal.recipes import Recipe, View
 from xmodal.training.picture_crops import ClipReader
@@ -42,7 +43,7 @@ def measure(
 ) -> dict[str, Scores]:
     """Computes the metrics of ranks, by gallery."""
     with torch.inference_mode():
-        similarities = compared(scorer, reader, progress, device, blocks)
+        similarities = encode(scorer, reader, progress, device, blocks).similarities
         return recall_by_gallery(similarities, gallery_of(reader.examples), labels)
 
 
@@ -56,36 +57,74 @@ def refuse_common(view: View, train: Examples, recipe: Recipe, validation: Examp
 
 def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:
     with torch.inference_mode():
-        return ranks(compared(scorer, reader, progress, device), gallery_of(reader.examples).own)[0]
+        return ranks(encode(scorer, reader, progress, device).similarities, gallery_of(reader.examples).own)[0]
 
 
 def gallery_of(examples: Examples) -> Gallery:
     return Gallery(examples.ids, examples.caption_ids, examples.caption_items)
 
 
-def compared(
+@dataclass(frozen=True, eq=False)
+class EncodedSplit:
+    """Both sides of a split, in blocks, compared in tiles when asked."""
+
+    scorer: Scorer[Any, Any]
+    blocks: tuple[int, int]
+    shape: tuple[int, int]
+    visual: list[Any]
+    text: list[Any]
+
+    @property
+    def similarities(self) -> Similarities:
+        def tile(visual_rows: slice, text_rows: slice) -> Numbers:
+            some, others = self.visual[visual_rows.start // self.blocks[0]], self._texts(text_rows)
+            return np.asarray(self.scorer.similarity(some, others).cpu().numpy())
+
+        return Similarities(self.shape, self.blocks, tile)
+
+    @property
+    def text_similarities(self) -> Similarities | None:
+        """Captions with captions, if the scorer compares them."""
+        if not isinstance(scorer := self.scorer, ComparingTexts):
+            return None
+
+        def tile(queries: slice, gallery: slice) -> Numbers:
+            return np.asarray(scorer.text_similarity(self._texts(queries), self._texts(gallery)).cpu().numpy())
+
+        return Similarities((self.shape[1], self.shape[1]), (self.blocks[1], self.blocks[1]), tile)
+
+    def _texts(self, rows: slice) -> Any:
+        return self.text[rows.start // self.blocks[1]]
+
+
+def encode(
     scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str, blocks: tuple[int, int] = BLOCKS
-) -> Similarities:
-    """Encodes both sides once, and computes tiles when asked."""
+) -> EncodedSplit:
+    """Encodes both sides once."""
     if isinstance(scorer, nn.Module):
         scorer.eval()
     if isinstance(reader, ClipReader):  # as many pictures at once, not clips
         blocks = max(1, blocks[0] // (reader.frames.frames or 1)), blocks[1]
     shape = len(reader.examples.ids), len(reader.examples.words)
+    visual_rows, text_rows = (list(cuts(length, size)) for length, size in zip(shape, blocks, strict=True))
+
+    def visual_of(rows: slice) -> Padded:
+        return floats(reader.visual(rows), device)
+
+    def text_of(rows: slice) -> Padded:
+        return on_device(reader.text(rows), device)
+
+    if isinstance(scorer, Observing):
+        scorer.observe(map(visual_of, visual_rows), map(text_of, text_rows))
+    found = EncodedSplit(scorer, blocks, shape, [], [])
     with progress.over("encode", sum(shape), unit="rows") as tick:
-        visual, text = [], []
-        for rows in cuts(shape[0], blocks[0]):
-            visual.append(scorer.encode_visual(floats(reader.visual(rows), device)))
+        for rows in visual_rows:
+            found.visual.append(scorer.encode_visual(visual_of(rows)))
             tick(rows.stop - rows.start)
-        for rows in cuts(shape[1], blocks[1]):
-            text.append(scorer.encode_text(on_device(reader.text(rows), device)))
+        for rows in text_rows:
+            found.text.append(scorer.encode_text(text_of(rows)))
             tick(rows.stop - rows.start)
-
-    def tile(visual_rows: slice, text_rows: slice) -> Numbers:
-        some, others = visual[visual_rows.start // blocks[0]], text[text_rows.start // blocks[1]]
-        return np.asarray(scorer.similarity(some, others).cpu().numpy())
-
-    return Similarities(shape, blocks, tile)
+    return found
 
 
 def floats(features: Padded, device: str) -> Padded:

@@ -13,6 +13,7 @@ from xmodal.text.vocabularies import SPECIALS, UNKNOWN, Vocabulary
 from xmodal.text.word_vectors import Coverage, read_vectors, vectors_sha256
 from xmodal.training import run_folder
 
+NO_WORDS = Vocabulary("whitespace", SPECIALS)  # of captions that are vectors
 FEW = 0.5  # a smaller share of known words is worth a warning
 
 
@@ -21,7 +22,8 @@ def known_words(recipe: Recipe, train: Examples, vocabulary: Vocabulary, progres
     counts = np.bincount(train.words.numbers, minlength=len(vocabulary))
     known, unknown = int(counts[len(SPECIALS) :].sum()), int(counts[UNKNOWN])
     share = known / (known + unknown) if known + unknown else 1.0
-    cure = f"text.minimum_count={tokens_of(recipe).minimum_count} decides which words are kept"
+    assert isinstance(recipe.text, Tokens)
+    cure = f"text.minimum_count={recipe.text.minimum_count} decides which words are kept"
     if not share:
         raise UserError(f"no word of the captions is in the vocabulary: {cure}")
     words = len(vocabulary) - len(SPECIALS)
@@ -47,7 +49,7 @@ def word_vectors(
 
 def sha256_of_vectors(recipe: Recipe, run: str, file: Path | None) -> str:
     """The sha256 of the file, which a run that goes on knows already."""
-    named = tokens_of(recipe).vectors
+    named = recipe.text.vectors if isinstance(recipe.text, Tokens) else None
     if file is not None:
         if named is None:
             raise UserError(f"recipe {recipe.name!r} starts its words from no vectors, so {file} is of no use")
@@ -63,8 +65,3 @@ def sha256_of_vectors(recipe: Recipe, run: str, file: Path | None) -> str:
     if known and not run_folder.has_state(run):
         raise UserError(f"{run} was stopped before anything was saved: give its word vectors again (--vectors FILE)")
     return known
-
-
-def tokens_of(recipe: Recipe) -> Tokens:
-    assert isinstance(recipe.text, Tokens)  # training refuses dense texts before
-    return recipe.text

@@ -1,0 +1,331 @@
+"""Two-Branch networks (Wang, Li, Lazebnik, PAMI 2018) for images and sentences: embedding and similarity network.
+
+Where paper and official code (embedding network only) disagree, both are settings: docs/models.md#two-branch.
+
+- Image: one vector (ten crops of VGG-19's fc7). Sentence: one vector (a Fisher vector). Neither network is trained.
+- Branch: a layer to 2048, ReLU, dropout 0.5, a layer to 512, batch normalisation, length 1. Layout `code` normalises
+  after the first layer instead; `linear` is the first layer at length 1.
+- Embedding network: Euclidean distances. Each pair should be nearer than the K nearest wrong sentences of its image and
+  the K nearest wrong images of its sentence, by a margin; so should sentences of one image (neighbours), and images of
+  one sentence, which image-sentence corpora do not know of: that term is 0 there. Pairs of one image are never wrong.
+- Neighbours are in a batch by chance, unless the phase's sampler is `Neighbours`: each pair then brings another
+  sentence of its image.
+- Similarity network: the product of both branches, three layers, one score; logistic loss on each pair and on as many
+  wrong pairs, each the image with a sentence of another one in the batch.
+- `statistics=test` normalises by what is evaluated, as the published numbers do (footnote 3).
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import batch_norm, dropout, normalize, relu, softplus
+
+from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
+from xmodal.batches.distributed import gather, gather_pairs
+from xmodal.losses.ranking import Reduction, reduced
+from xmodal.losses.triplets import farthest, squared_distances, triplet_loss
+from xmodal.models import Inputs
+from xmodal.number_rules import one_or_more, shares, zero_or_more
+from xmodal.recipes import Features, Neighbours, Optimiser, Phase, Recipe, Step, View
+
+SHORTEST = 1e-5  # a vector that is shorter is not made 1 long
+MOMENTUM = {"paper": 0.1, "code": 0.9}  # of running statistics: torch's default, and TensorFlow's 0.1
+
+
+@dataclass(frozen=True)
+class BranchConfig:
+    hidden: int = 2048
+    width: int = 512
+    layout: Literal["paper", "code", "linear"] = "paper"
+    dropout: float = 0.5
+    statistics: Literal["training", "test"] = "training"
+    reduction: Reduction = "mean"  # the paper sums, which wants another learning rate
+
+    def __post_init__(self) -> None:
+        one_or_more(hidden=self.hidden, width=self.width)
+        shares(dropout=self.dropout)
+
+
+@dataclass(frozen=True)
+class TwoBranchConfig(BranchConfig):
+    """The defaults are the paper's, but for the mean."""
+
+    margin: float = 0.1
+    most: int | None = 50  # triplets of a pair and direction; None is all
+    offset: float = 0.0  # of squared distances
+    neighbour: Literal["each", "farthest"] = "each"  # which siblings of a sentence should be near
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_or_more(most=self.most)
+        zero_or_more(margin=self.margin, offset=self.offset)
+
+    def build(self, inputs: Inputs) -> "TwoBranch":
+        return TwoBranch(self, inputs)
+
+
+@dataclass(frozen=True)
+class SimilarityConfig(BranchConfig):
+    layers: int = 3  # after the product
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layers not in (1, 2, 3):
+            raise ValueError(f"layers is 1, 2 or 3, not {self.layers!r}")
+
+    def build(self, inputs: Inputs) -> "SimilarityNetwork":
+        return SimilarityNetwork(self, inputs)
+
+
+class Branch(nn.Module):
+    """Shapes: B rows, F features, H hidden width, D joint width."""
+
+    def __init__(self, features: int, config: BranchConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.first = nn.Linear(features, config.hidden, bias=config.layout != "code")  # a normalised layer needs none
+        self.seen: tuple[Tensor, Tensor] | None = None  # mean and variance of what is evaluated
+        if config.layout == "linear":
+            return
+        self.second = nn.Linear(config.hidden, config.width, bias=config.layout == "code")
+        normalised = config.hidden if config.layout == "code" else config.width
+        self.norm = nn.BatchNorm1d(normalised, momentum=MOMENTUM[config.layout])
+
+    def forward(self, rows_BF: Tensor, joined: Callable[[Tensor], Tensor] = lambda rows: rows) -> Tensor:
+        """(B, D), of length 1; `joined` gathers the rows of all processes, so that they are normalised as one batch."""
+        inside = self._to_normalise(rows_BF, joined)
+        match self.config.layout:
+            case "paper":
+                inside = self._normalised(inside)
+            case "code":
+                inside = self.second(self._thinned(self._normalised(inside)))
+        return normalize(inside.float(), dim=1, eps=SHORTEST)
+
+    def observe(self, blocks: Iterable[Tensor]) -> None:
+        """Takes the statistics of all rows, for evaluation."""
+        count, sums, squares = 0, torch.zeros(()), torch.zeros(())
+        for rows_BF in blocks:
+            inside = self._to_normalise(rows_BF).detach().double()
+            count, sums, squares = count + len(inside), sums + inside.sum(0), squares + inside.square().sum(0)
+        mean = sums / max(count, 1)
+        variance = (squares / max(count, 1) - mean.square()).clamp(min=0)
+        self.seen = (mean.float(), variance.float()) if count else None
+
+    def _to_normalise(self, rows_BF: Tensor, joined: Callable[[Tensor], Tensor] = lambda rows: rows) -> Tensor:
+        hidden_BH = joined(self.first(rows_BF).float())  # in mixed precision, too
+        return self.second(self._thinned(hidden_BH)) if self.config.layout == "paper" else hidden_BH
+
+    def _thinned(self, hidden_BH: Tensor) -> Tensor:
+        # drawn after rows are joined, so that all processes have the mask of one
+        return dropout(relu(hidden_BH), self.config.dropout, self.training)
+
+    def _normalised(self, rows: Tensor) -> Tensor:
+        norm = self.norm
+        if self.training and len(rows) > 1:  # one row has no variance
+            normalised: Tensor = norm(rows)
+            return normalised
+        mean, variance = (norm.running_mean, norm.running_var) if self.training or not self.seen else self.seen
+        return batch_norm(rows, mean, variance, norm.weight, norm.bias, eps=norm.eps)
+
+
+class Branches(nn.Module):
+    """Both networks up to their two vectors. Shapes: V visual rows, T text rows, P pairs, D joint width."""
+
+    def __init__(self, config: BranchConfig, inputs: Inputs) -> None:
+        super().__init__()
+        if inputs.word_vectors is not None:
+            raise ValueError("Two-Branch reads sentences as vectors, and has no words")
+        self.visual, self.text = Branch(inputs.visual_width, config), Branch(inputs.text_width, config)
+        self.by_test = config.statistics == "test" and config.layout != "linear"
+
+    def encode_visual(self, visual: Padded) -> Tensor:
+        encoded: Tensor = self.visual(visual.average())
+        return encoded
+
+    def encode_text(self, text: Padded) -> Tensor:
+        encoded: Tensor = self.text(text.average())
+        return encoded
+
+    def observe(self, visual: Iterable[Padded], text: Iterable[Padded]) -> None:
+        """Sees all that is evaluated before it encodes any of it."""
+        if self.by_test:
+            self.visual.observe(rows.average() for rows in visual)
+            self.text.observe(rows.average() for rows in text)
+
+    def encode_together(self, stream: Stream) -> tuple[Tensor, Tensor]:
+        """Encodes the rows of all processes."""
+        return self.visual(stream.visual.average(), gather), self.text(stream.text.average(), gather)
+
+
+class TwoBranch(Branches):
+    """The embedding network. N rows of either side are compared with each other."""
+
+    def __init__(self, config: TwoBranchConfig, inputs: Inputs) -> None:
+        super().__init__(config, inputs)
+        self.config = config
+
+    def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
+        return visual @ text.T  # of unit vectors: orders as their distance does
+
+    def text_similarity(self, queries: Tensor, gallery: Tensor) -> Tensor:
+        return queries @ gallery.T
+
+    def objective(self, batch: Batch) -> dict[str, Tensor]:
+        stream = batch.streams[ANNOTATED]
+        visual_VD, text_TD = self.encode_together(stream)
+        pairs_P2, captions_T = gather_pairs(stream), gather(stream.captions)
+        items_V, text_items_T = gather(stream.visual_items), gather(stream.text_items)
+        wrong_VT = items_V[:, None] != text_items_T
+        wrong_TT = text_items_T[:, None] != text_items_T
+        siblings_TT = ~wrong_TT & (captions_T[:, None] != captions_T)
+        shared_VV = shared_texts(pairs_P2, len(visual_VD))
+        wrong_VV = (items_V[:, None] != items_V) & ~shared_VV
+        with torch.autocast(visual_VD.device.type, enabled=False):  # a margin is finer than half precision
+            squared_VT = squared_distances(visual_VD, text_TD, self.config.offset)
+            return {
+                "visual": self._loss(squared_VT, pairs_P2, wrong_VT),
+                "text": self._loss(squared_VT.T, pairs_P2.flip(1), wrong_VT.T),
+                "visual_neighbours": self._neighbour_loss(visual_VD, shared_VV, wrong_VV),
+                "text_neighbours": self._neighbour_loss(text_TD, siblings_TT, wrong_TT),
+            }
+
+    def _neighbour_loss(self, rows_ND: Tensor, right_NN: Tensor, wrong_NN: Tensor) -> Tensor:
+        if not right_NN.any():
+            return rows_ND.sum() * 0
+        squared_NN = squared_distances(rows_ND, rows_ND, self.config.offset)
+        right = farthest(squared_NN, right_NN) if self.config.neighbour == "farthest" else right_NN.nonzero()
+        return self._loss(squared_NN, right, wrong_NN)
+
+    def _loss(self, squared_AG: Tensor, right_N2: Tensor, wrong_AG: Tensor) -> Tensor:
+        config = self.config
+        return triplet_loss(squared_AG, right_N2, wrong_AG, config.margin, config.most, config.reduction)
+
+
+def shared_texts(pairs_P2: Tensor, rows: int) -> Tensor:
+    """(V, V): which visual rows have a text row in common with another one."""
+    visual_P, text_P = pairs_P2.unbind(1)
+    one, other = (text_P[:, None] == text_P).nonzero().unbind(1)
+    shared_VV = torch.zeros(rows, rows, dtype=torch.bool, device=pairs_P2.device)
+    shared_VV[visual_P[one], visual_P[other]] = True
+    return shared_VV.fill_diagonal_(False)
+
+
+class SimilarityNetwork(Branches):
+    def __init__(self, config: SimilarityConfig, inputs: Inputs) -> None:
+        super().__init__(config, inputs)
+        self.reduction = config.reduction
+        joint = config.hidden if config.layout == "linear" else config.width
+        widths = [joint, *(config.width, config.width // 2)[3 - config.layers :], 1]
+        layers = [layer for sizes in pairwise(widths) for layer in (nn.ReLU(), nn.Linear(*sizes))]
+        self.score = nn.Sequential(*layers[1:])
+
+    def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
+        """Scores a visual row at a time: all products would be (V, T, D)."""
+        return torch.stack([self.score(row_D * text)[:, 0] for row_D in visual])
+
+    def objective(self, batch: Batch) -> dict[str, Tensor]:
+        stream = batch.streams[ANNOTATED]
+        visual_VD, text_TD = self.encode_together(stream)
+        pairs_P2, items_V, text_items_T = gather_pairs(stream), gather(stream.visual_items), gather(stream.text_items)
+        wrong_PT = items_V[pairs_P2[:, 0], None] != text_items_T
+        visual_P, right_P = pairs_P2[wrong_PT.any(1)].unbind(1)  # as many right as wrong pairs
+        drawn_P = wrong_PT[wrong_PT.any(1)].float().multinomial(1)[:, 0] if len(visual_P) else right_P
+        right, wrong = (self.score(visual_VD[visual_P] * text_TD[texts])[:, 0] for texts in (right_P, drawn_P))
+        losses = softplus(torch.cat([-right, wrong]))
+        return {"logistic": reduced(losses, self.reduction) if len(losses) else losses.sum()}
+
+
+def combined_distance(whole_VT: Tensor, parts_VT: Tensor, share: float = 0.2) -> Tensor:
+    """Mixes the distance of image and sentence with that of their regions and phrases (equation 8)."""
+    return (1 - share) * whole_VT + share * parts_VT
+
+
+SGD = Optimiser("sgd", 0.1, weight_decay=5e-4, momentum=0.9, schedule=Step((10, 20), 0.1))
+ONE_DIRECTION = {"visual": 0.0, "text": 1.0, "visual_neighbours": 0.0, "text_neighbours": 0.0}
+BOTH_DIRECTIONS = ONE_DIRECTION | {"visual": 1.0, "text": 2.0}
+CONSTRAINTS = BOTH_DIRECTIONS | {"text_neighbours": 0.2}
+TWO = Neighbours(captions=2)
+
+
+def _variant(recipe: Recipe, name: str, sampler: Neighbours | None = None, **changes: Any) -> Recipe:
+    phases = tuple(replace(phase, sampler=sampler, **changes) for phase in recipe.phases)
+    return replace(recipe, name=f"{recipe.name.removesuffix('-constraints')}-{name}", phases=phases)
+
+
+CONSTRAINTS_FLICKR30K = Recipe(
+    name="two-branch-flickr30k-constraints",
+    cites="docs/models.md#two-branch-embedding; docs/models.md#two-branch-losses; docs/models.md#two-branch-sampling; "
+    "docs/models.md#two-branch-evaluation; how many epochs is ours",
+    view=View("flickr30k", "plummer/train", captions_per_item=5),
+    validation=View("flickr30k", "plummer/val", captions_per_item=5),
+    visual=Features("features"),
+    text=Features("sentences", method="hglmm"),
+    model=TwoBranchConfig(),
+    phases=(Phase(30, SGD, CONSTRAINTS, sampler=TWO),),
+    batch_size=1500,
+)
+SAMPLING_FLICKR30K = _variant(CONSTRAINTS_FLICKR30K, "sampling", TWO, weights=BOTH_DIRECTIONS)
+BIDIRECTIONAL_FLICKR30K = _variant(CONSTRAINTS_FLICKR30K, "bidirectional", weights=BOTH_DIRECTIONS)
+ONE_DIRECTION_FLICKR30K = _variant(CONSTRAINTS_FLICKR30K, "one-direction", weights=ONE_DIRECTION)
+LINEAR = TwoBranchConfig(layout="linear")
+LINEAR_FLICKR30K = replace(BIDIRECTIONAL_FLICKR30K, name="two-branch-flickr30k-linear", model=LINEAR)
+LINEAR_ONE_DIRECTION_FLICKR30K = replace(
+    ONE_DIRECTION_FLICKR30K, name="two-branch-flickr30k-linear-one-direction", model=LINEAR
+)
+OFFICIAL_CODE = TwoBranchConfig(layout="code", margin=0.05, most=10, offset=1e-4, neighbour="farthest")
+OFFICIAL_FLICKR30K = replace(
+    _variant(
+        CONSTRAINTS_FLICKR30K,
+        "official-code",
+        TWO,
+        optimiser=Optimiser("adam", 1e-4),
+        weights={"visual": 1.0, "text": 1.5, "visual_neighbours": 0.0, "text_neighbours": 0.05},
+    ),
+    model=OFFICIAL_CODE,
+    batch_size=500,
+)
+SIMILARITY_FLICKR30K = replace(
+    CONSTRAINTS_FLICKR30K,
+    name="similarity-flickr30k",
+    cites="docs/models.md#two-branch-similarity; docs/models.md#two-branch-evaluation; how many epochs is ours",
+    model=SimilarityConfig(),
+    phases=(Phase(30, SGD, {"logistic": 1.0}),),
+)
+
+
+def _of_coco(recipe: Recipe) -> Recipe:
+    return replace(
+        recipe,
+        name=recipe.name.replace("flickr30k", "coco"),
+        view=View("coco", "two_branch/train", captions_per_item=5),
+        validation=View("coco", "two_branch/val", captions_per_item=5),
+    )
+
+
+FLICKR30K = (
+    CONSTRAINTS_FLICKR30K,
+    SAMPLING_FLICKR30K,
+    BIDIRECTIONAL_FLICKR30K,
+    OFFICIAL_FLICKR30K,
+    SIMILARITY_FLICKR30K,
+)
+RECIPES = (
+    *FLICKR30K,
+    ONE_DIRECTION_FLICKR30K,
+    LINEAR_FLICKR30K,
+    LINEAR_ONE_DIRECTION_FLICKR30K,
+    *map(_of_coco, FLICKR30K),
+)
+
+_SMALL = TwoBranchConfig(hidden=32, width=16, dropout=0.0, most=5, margin=0.5)
+SMALL = (
+    _SMALL,
+    replace(_SMALL, layout="code", offset=1e-4, neighbour="farthest", most=None, reduction="sum"),
+    replace(_SMALL, layout="linear"),
+    SimilarityConfig(hidden=32, width=16, dropout=0.0),
+    SimilarityConfig(hidden=32, width=16, dropout=0.0, layout="linear", layers=1),
+)
