@@ -14,7 +14,7 @@ from xmodal.recipes import FrameRule
 
 Integers = NDArray[np.int64]
 SKIPS = 3  # the largest stride in training (docs/models.md#frame-sampling)
-FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT = range(5)  # purposes
+FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT, CANDIDATE = range(6)  # purposes
 STEPS = 1 << 53  # of a number between two others
 FIRST_PICTURE_PURPOSE = 16  # and those after it: of crops (`training.picture_crops`)
 

@@ -16,7 +16,7 @@ from xmodal.metrics.ranks import Both, ranks
 from xmodal.metrics.similarities import Numbers, Similarities, cuts
 from xmodal.models import Scorer
 from xmodal.progress import Progress
-from xmodal.training.picture_crops import ClipReader
+from xmodal.training.picture_crops import PixelReader
 
 BLOCKS = (256, 1024)  # visual rows and texts encoded and compared at once
 
@@ -60,8 +60,8 @@ def compared(
     """Encodes both sides once, and computes tiles when asked."""
     if isinstance(scorer, nn.Module):
         scorer.eval()
-    if isinstance(reader, ClipReader):  # as many pictures at once, not clips
-        blocks = max(1, blocks[0] // (reader.frames.frames or 1)), blocks[1]
+    if isinstance(reader, PixelReader):  # as many pictures at once, not items
+        blocks = max(1, blocks[0] // reader.pictures_of_item), blocks[1]
     shape = len(reader.examples.ids), len(reader.examples.words)
     with progress.over("encode", sum(shape), unit="rows") as tick:
         visual, text = [], []
