@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.utils import clip_grad_norm_
 
+from tests.benchmarks import dual_path_costs
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training, scan
 from tests.features.test_features import write_store
@@ -60,6 +61,8 @@ BARS = {
     "scan_train_step_vs_official": Bar(minimum=2),
     "scan_5k_25k_mb": Bar(maximum=2048),  # the issue's own
     "evaluate_5k_25k_k8_mb": Bar(maximum=2048),  # the issue's own
+    "dual_path_step_vs_dense_onehot": Bar(minimum=3),
+    "instance_loss_113k_mb": Bar(maximum=200),
 }
 ITEMS, CAPTIONS, WIDTH, FOLD = 5000, 25_000, 1024, 1000
 GRID = (256, 1024)
@@ -76,6 +79,7 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
     """All but the waiting for data and the memory need the checkouts."""
     with _one_thread():
         yield {"evaluate_5k_25k_k8_mb": _memory(), "data_wait_fraction": _data_wait(), "scan_5k_25k_mb": _scan_memory()}
+        yield {"instance_loss_113k_mb": _instance_memory(), "dual_path_step_vs_dense_onehot": _text_steps()}
         if anchors is not None:
             yield {"train_step_vs_official": _train_steps(anchors)}
             yield {"scan_vs_official": _scan_scores(anchors), "scan_train_step_vs_official": _scan_steps(anchors)}
@@ -127,9 +131,24 @@ def _scan_memory() -> Measured:
     )
 
 
+def _instance_memory() -> Measured:
+    against = "peak of a step beyond weights, gradients and momentum: 113,287 classes of 2048, 32 rows of each side"
+    return _printed("dual_path_costs.extra_megabytes(bench_models.peak)", against)
+
+
+def _text_steps() -> Measured:
+    theirs, ours = dual_path_costs.text_steps()
+    against = "one-hot codes of 32 texts over 20,074 words written out, then torch's convolutions; one thread"
+    return _ratio(theirs, ours, against, times=7)
+
+
 def _peak(function: str, against: str) -> Measured:
     """Of a process that does nothing else."""
-    program = f"from tests.benchmarks import bench_models; bench_models.{function}(); print(bench_models.peak())"
+    return _printed(f"(bench_models.{function}(), bench_models.peak())[1]", against)
+
+
+def _printed(megabytes_of: str, against: str) -> Measured:
+    program = f"from tests.benchmarks import bench_models, dual_path_costs; print({megabytes_of})"
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     megabytes = float(found.stdout)
     return Measured(megabytes, "MB", against, (megabytes,))
