@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tests.toy_root import fit, recipe
 from tests.toy_root import one_thread as one_thread
-from tests.toy_root import recipe
 from tests.training.test_training import assert_same_run
-from tests.training.test_training_together import curve, processes, train
+from tests.training.test_training_together import CLASSES, classed_root, curve, processes, train
 from tests.training.test_trunk import make_root
 from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
@@ -203,6 +203,17 @@ def test_two_processes_take_the_step_of_one(tmp_path: Path) -> None:
             for one, other in zip(ours, theirs, strict=True):
                 assert isinstance(one, Tensor)
                 torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+def test_classes_are_items_or_what_the_corpus_calls_them(tmp_path: Path) -> None:
+    """Of 48 pictures to train on, in six classes."""
+    root = classed_root(tmp_path)
+    for learns_identities, classes in ((False, 48), (True, CLASSES)):
+        model = replace(CONFIG, learns_identities=learns_identities)
+        small = recipe(model=model, phases=(replace(STAGE_1, epochs=1),))
+        outcome = fit(small, root, str(tmp_path / f"run{classes}"))
+        assert len(read_tensors(outcome.run, run_folder.BEST)["classifier.weight"]) == classes
+        assert evaluate(outcome.run, Setup(root), "toy/val").items > 0
 
 
 def test_rates_are_those_of_the_recipe() -> None:

@@ -32,7 +32,7 @@ from xmodal.losses.instance import instance_loss
 from xmodal.losses.mining import in_evaluation
 from xmodal.models import Inputs
 from xmodal.number_rules import check_numbers, one_or_more, zero_or_more
-from xmodal.recipes import Candidates, Features, Optimiser, Phase, Pixels, Recipe, Step, Tokens, View
+from xmodal.recipes import Candidates, Features, Optimiser, Phase, Pixels, Recipe, Step, Tokens, View, scarce
 from xmodal.text.position_codes import all_shifts, shifted
 from xmodal.text.vocabularies import PAD, SPECIALS
 
@@ -324,6 +324,22 @@ COCO = replace(
         replace(STAGE_2, epochs=21, optimiser=replace(END_TO_END, schedule=Step((15, 20), 0.1))),
     ),
 )
+CUHK_PEDES = replace(
+    FLICKR30K,
+    name="dual-path-cuhk-pedes-resnet50",
+    view=View("cuhk_pedes", "cuhk_pedes/train"),
+    validation=View("cuhk_pedes", "cuhk_pedes/val"),
+    model=DualPathConfig(length=56, class_bias=True, dropout=0.8, learns_identities=True),
+    phases=(replace(STAGE_1, epochs=180), replace(STAGE_2, sampler=None)),  # negatives at random
+)
+# DPC of A3VSE's tables, whose values on everything are those of ResNet-152 and of ResNet-50 here
+DPC_FLICKR30K = replace(
+    FLICKR30K,
+    name="dual-path-flickr30k-full",
+    view=View("flickr30k", "karpathy/train", captions_per_item=5),
+    validation=View("flickr30k", "karpathy/val", captions_per_item=5),
+)
+DPC_COCO = replace(COCO, name="dual-path-coco-full")
 
 
 def _first_stage(recipe: Recipe) -> Recipe:
@@ -345,15 +361,25 @@ def _weighed(recipe: Recipe, name: str, cites: str, *weights: Mapping[str, float
 def _by_networks(recipe: Recipe, corpus: str) -> tuple[Recipe, ...]:
     """By ResNet-50 and 152, whose features the store has; after stage I also by VGG-19, which is not trained here."""
     deep = _changed(recipe, f"dual-path-{corpus}-resnet152", "table III; ResNet-152's depths", depths=DEEP)
-    vgg = replace(recipe, name=f"dual-path-{corpus}-vgg19", visual=Features("features"))
+    vgg = _by_vgg(recipe, f"dual-path-{corpus}-vgg19")
     shallow = replace(recipe, name=f"dual-path-{corpus}-resnet152-text50")
     return recipe, deep, *map(_first_stage, (recipe, deep, vgg, shallow))
+
+
+def _by_vgg(recipe: Recipe, name: str) -> Recipe:
+    """Reads fc7 of whole pictures, which the features stage has."""
+    return replace(recipe, name=name, visual=Features("features"))
 
 
 DEEP = (3, 8, 36, 3)
 RECIPES = (
     *_by_networks(FLICKR30K, "flickr30k"),
     *_by_networks(COCO, "coco"),
+    CUHK_PEDES,
+    *map(_first_stage, (CUHK_PEDES, _by_vgg(CUHK_PEDES, "dual-path-cuhk-pedes-vgg16"))),
+    *(DPC_FLICKR30K, DPC_COCO),
+    *(scarce(DPC_FLICKR30K, percent, captions) for percent, captions in ((10, 5), (20, 5), (50, 2), (50, 5))),
+    *(scarce(DPC_COCO, percent, captions) for percent, captions in ((10, 1), (50, 2))),
     _weighed(FLICKR30K, "dual-path-flickr30k-ranking-stage1", "table II", RANKING),
     _weighed(FLICKR30K, "dual-path-flickr30k-ranking", "table II", INSTANCE, RANKING),
     _weighed(FLICKR30K, "dual-path-flickr30k-instance", "table II", INSTANCE, INSTANCE),
