@@ -64,6 +64,14 @@ class Features:
             raise ValueError(f"no rule {self.rule!r} for frames; there are: {', '.join(get_args(FrameRule))}")
 
 
+@runtime_checkable
+class Classifying(Protocol):
+    """A model's config that says whether its classes are those of the corpus, not its items."""
+
+    @property
+    def learns_identities(self) -> bool: ...
+
+
 MOST_WORDS = 512  # of a caption, beside <start> and <end>: a batch is as wide as its longest one
 
 
@@ -160,9 +168,12 @@ class OnePerClass:
 
 @dataclass(frozen=True)
 class Candidates:
-    """Half the visual rows are paired; each pair brings `texts` other texts (Dual-Path)."""
+    """A batch brings `texts` random texts beside its pairs, among which a model finds hard negatives (Dual-Path)."""
 
     texts: int
+
+    def __post_init__(self) -> None:
+        one_or_more(texts=self.texts)
 
 
 @dataclass(frozen=True)
@@ -197,9 +208,13 @@ class Phase:
     sampler: Neighbours | OnePerClass | Candidates | Phrases | None = None  # None: every pair once an epoch, shuffled
     validate_every: int = 1  # epochs
     patience: int | None = None  # validations without a higher rsum after which the phase ends early
+    # an epoch has each caption once, or each item once with a caption that is drawn anew
+    captions: Literal["each", "one"] = since("0.2", "each")
 
     def __post_init__(self) -> None:
         one_or_more(epochs=self.epochs, validate_every=self.validate_every, patience=self.patience)
+        if self.captions not in ("each", "one"):
+            raise ValueError(f"no captions {self.captions!r}; there are: each, one")
         if not self.weights:
             raise ValueError("a phase needs a term to weigh")
         for name, weight in self.weights.items():

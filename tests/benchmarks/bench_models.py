@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 from torch.nn.utils import clip_grad_norm_
 
-from tests.benchmarks import all_triplets, models_cca, models_localisation
+from tests.benchmarks import all_triplets, dual_path_costs, models_cca, models_localisation
 from tests.benchmarks.measured import Bar, Measured, timed
 from tests.benchmarks.official import Flags, pcme_pmrp, pcme_training, pvse_evaluation, pvse_training, scan
 from tests.features.test_features import write_store
@@ -64,6 +64,8 @@ BARS = {
     "evaluate_5k_25k_k8_mb": Bar(maximum=2048),  # the issue's own
     **models_cca.BARS,
     **models_localisation.BARS,
+    "dual_path_step_vs_dense_onehot": Bar(minimum=3),
+    "instance_loss_113k_mb": Bar(maximum=200),
 }
 ITEMS, CAPTIONS, WIDTH, FOLD = 5000, 25_000, 1024, 1000
 GRID = (256, 1024)
@@ -83,6 +85,7 @@ def measure(anchors: Path | None) -> Iterator[dict[str, Measured]]:
         yield models_localisation.measure()
         yield {"evaluate_5k_25k_k8_mb": _memory(), "data_wait_fraction": _data_wait(), "scan_5k_25k_mb": _scan_memory()}
         yield {"two_branch_loss_vs_dense": _two_branch_loss()}
+        yield {"instance_loss_113k_mb": _instance_memory(), "dual_path_step_vs_dense_onehot": _text_steps()}
         if anchors is not None:
             yield {"train_step_vs_official": _train_steps(anchors)}
             yield {"scan_vs_official": _scan_scores(anchors), "scan_train_step_vs_official": _scan_steps(anchors)}
@@ -160,9 +163,24 @@ def _growth(name: str) -> float:
     return float(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
 
 
+def _instance_memory() -> Measured:
+    against = "peak of a step beyond weights, gradients and momentum: 113,287 classes of 2048, 32 rows of each side"
+    return _printed("dual_path_costs.extra_megabytes(bench_models.peak)", against)
+
+
+def _text_steps() -> Measured:
+    theirs, ours = dual_path_costs.text_steps()
+    against = "one-hot codes of 32 texts over 20,074 words written out, then torch's convolutions; one thread"
+    return _ratio(theirs, ours, against, times=7)
+
+
 def _peak(function: str, against: str) -> Measured:
     """Of a process that does nothing else."""
-    program = f"from tests.benchmarks import bench_models; bench_models.{function}(); print(bench_models.peak())"
+    return _printed(f"(bench_models.{function}(), bench_models.peak())[1]", against)
+
+
+def _printed(megabytes_of: str, against: str) -> Measured:
+    program = f"from tests.benchmarks import bench_models, dual_path_costs; print({megabytes_of})"
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     megabytes = float(found.stdout)
     return Measured(megabytes, "MB", against, (megabytes,))

@@ -36,7 +36,7 @@ from pipelines.papers.experiments import (
 )
 from pipelines.papers.reproduction import about, measured, run, to_run
 from pipelines.upkeep.corpus_build import CorpusBuild
-from tests.publishers import cub, flickr30k
+from tests.publishers import cub, cuhk_pedes, flickr30k
 from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_trunk import make_root as make_pictures
@@ -47,7 +47,7 @@ from xmodal.evaluation.run_metrics import evaluate
 from xmodal.metrics.protocols import headline
 from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.raw.raw_files import Raw
-from xmodal.recipes import Candidates, Recipe, Relative
+from xmodal.recipes import Phrases, Recipe, Relative
 from xmodal.records.derived_splits import Share
 from xmodal.records.tables import Split
 from xmodal.root.storage import open_storage
@@ -239,7 +239,7 @@ def test_what_is_lacking_is_named(experiment: Experiment, known: Available, lack
 
 def test_a_recipe_that_training_refuses_is_not_ready() -> None:
     (phase,) = VSEPP_COCO.phases
-    drawn = replace(VSEPP_COCO, phases=(replace(phase, sampler=Candidates(256)),))
+    drawn = replace(VSEPP_COCO, phases=(replace(phase, sampler=Phrases(0.7, 0.3, 2)),))
     assert state(TINY, replace(ALL, recipes={"vsepp": drawn})) == "not yet: no training with a sampler"
 
 
@@ -276,6 +276,7 @@ def test_recipes_that_exist_are_of_the_corpora_that_their_experiments_name() -> 
 PUBLISHERS: dict[str, tuple[Callable[[World, Path], Corpus], World]] = {
     "coco": (coco.write, World(items=30, image_size=32)),
     "cub": (cub.write, World(items=60, image_size=32, captions_per_item=10, identities=12)),
+    "cuhk_pedes": (cuhk_pedes.write, World(items=60, image_size=32, captions_per_item=2, identities=12)),
     "flickr30k": (flickr30k.write, World(items=30, image_size=32)),
     "mrw": (mrw.write, World(items=20, image_size=32, motion=0.9)),
     "tgif": (tgif.write, World(items=20, image_size=32, captions_per_item=3, motion=0.9)),

@@ -29,7 +29,7 @@ from xmodal.features.networks import load
 from xmodal.features.store import FeatureStore
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.progress import Silence
-from xmodal.recipes import Optimiser, Phase, Pixels, Plateau, Recipe, Tokens, View
+from xmodal.recipes import Optimiser, Phase, Phrases, Pixels, Plateau, Recipe, Tokens, View
 from xmodal.text.vector_files import VectorFile
 from xmodal.text.vector_index import write_index
 from xmodal.text.vocabularies import END, START, UNKNOWN
@@ -164,12 +164,12 @@ def test_a_phase_of_features_after_one_of_pictures_is_refused(pictures: str, tmp
     assert not (tmp_path / "run").exists()
 
 
-def test_pictures_that_training_cannot_read_are_refused(pictures: str, tmp_path: Path) -> None:
+def test_samplers_that_training_lacks_are_refused(pictures: str, tmp_path: Path) -> None:
     """And told without training, for those who plan one."""
-    asked = seen(HEADS, replace(ALL, pixels=Pixels("resized", False, evaluation="whole_and_flipped")))
+    asked = seen(HEADS, replace(ALL, sampler=Phrases(0.7, 0.3, 2)))
     assert len(unbuilt(asked)) == 1
     assert unbuilt(seen(HEADS, ALL)) == []
-    with pytest.raises(UserError, match=r"'seen' asks for what training cannot do: .*whole pictures"):
+    with pytest.raises(UserError, match=r"'seen' asks for what training cannot do: a sampler"):
         fit(asked, pictures, str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
 

@@ -44,13 +44,14 @@ from xmodal.models import pcme
 from xmodal.models.corr_ae import CorrAEConfig
 from xmodal.models.dan import DANConfig
 from xmodal.models.devise import DeViSEConfig
+from xmodal.models.dual_path import DualPathConfig
 from xmodal.models.order_embeddings import OrderConfig
 from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
 from xmodal.models.scan import SCANConfig
 from xmodal.progress import Silence
 from xmodal.raw.raw_files import Raw
-from xmodal.recipes import Config, OnePerClass, Optimiser, Phase, Recipe, Tokens, View
+from xmodal.recipes import Candidates, Config, OnePerClass, Optimiser, Phase, Recipe, Tokens, View
 from xmodal.records.tables import Label, Row
 from xmodal.root.storage import open_storage
 from xmodal.training import fit as fitting
@@ -88,12 +89,21 @@ BASELINES: dict[str, Config] = {
     "devise": DeViSEConfig(width=16, word_width=12),
     "order": OrderConfig(width=16, word_width=12),
 }
+NESTEROV = Optimiser("nesterov", 2e-3, weight_decay=1e-4, momentum=0.9, clip_norm=2.0)
 CORR_AE = recipe(
     name="toy-corrae",
     model=CorrAEConfig(width=16),
     phases=(Phase(3, Optimiser("adam", 5e-3), {"reconstruction": 0.8, "correlation": 0.2}),),
 )
-RECIPES = {"vsepp": recipe(3), "pvse": PVSE, "pcme": PCME, "scan": SCAN, "corrae": CORR_AE} | {
+DUAL_PATH = recipe(  # dropout and shifts are drawn for whole batches, and hardest texts found among those of all
+    name="toy-dualpath",
+    model=DualPathConfig((1, 1, 1, 1), channels=16, width=32, word_width=12, length=16, dropout=0.2),
+    phases=(
+        Phase(2, NESTEROV, {"instance_visual": 1.0, "instance_text": 1.0, "ranking": 0.0}),
+        Phase(1, NESTEROV, {"instance_visual": 1.0, "instance_text": 1.0, "ranking": 0.1}, sampler=Candidates(12)),
+    ),
+)
+RECIPES = {"vsepp": recipe(3), "pvse": PVSE, "pcme": PCME, "scan": SCAN, "corrae": CORR_AE, "dualpath": DUAL_PATH} | {
     name: recipe(3, name=f"toy-{name}", model=model) for name, model in BASELINES.items()
 }
 

@@ -93,6 +93,7 @@ class Stream:
     positives: Tensor  # (P, 2): visual row, text row
     visual_classes: Tensor | None = None  # (V,): classes, identities, coreference chains
     text_classes: Tensor | None = None  # (T,)
+    visual_in_evaluation: Padded | None = None  # by a backbone in evaluation mode, where candidates are mined
 
     def __post_init__(self) -> None:
         for ids in (self.visual_items, self.visual_classes):
@@ -116,6 +117,17 @@ class Stream:
         assert len(visual) == len(text)
         positives_P2 = torch.arange(len(text))[:, None].expand(-1, 2)
         return cls(visual, text, items, items, captions, positives_P2, classes, classes)
+
+    @property
+    def has_candidates(self) -> bool:
+        return len(self.text) > len(self.positives)
+
+    @property
+    def candidates(self) -> Tensor:
+        """Text rows that belong to no visual row of the batch by `positives`, from which negatives are mined."""
+        is_paired = torch.zeros(len(self.text), dtype=torch.bool, device=self.positives.device)
+        is_paired[self.positives[:, 1]] = True
+        return torch.nonzero(~is_paired)[:, 0]
 
     def to(self, device: torch.device | str) -> "Stream":
         present = {field.name: getattr(self, field.name) for field in fields(self)}

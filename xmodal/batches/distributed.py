@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
-from torch.nn.functional import pad
+from torch.nn.functional import batch_norm, pad
 from torch.nn.modules.dropout import _DropoutNd
 
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
@@ -108,6 +108,47 @@ def gather_pairs(stream: Stream) -> Tensor:
     """(P, 2): the positives of all processes, as rows of what `gather` gives."""
     rows = torch.tensor([len(stream.visual), len(stream.text)], device=stream.positives.device)
     return gather(stream.positives + rows * rank())
+
+
+class WholeBatchNorm(nn.Module):
+    """Batch norm over the last dimension, by the rows that all processes have of a batch.
+
+    Shapes: B rows of this process, N of the batch, L positions of each row, C channels.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, epsilon: float, momentum: float = 0.1) -> None:
+        super().__init__()
+        self.epsilon, self.momentum = epsilon, momentum
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels))
+        self.register_buffer("running_var", torch.ones(channels))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """(B, C) or (B, L, C); a batch of one vector has no spread, and is seen as in evaluation."""
+        if self.training and world() > 1:
+            return self._by_all_processes(rows)
+        return self._by_own_rows(rows, self.training and rows.shape[:-1].numel() > 1)
+
+    def _by_own_rows(self, rows: Tensor, learns: bool) -> Tensor:
+        statistics, weights = (self.running_mean, self.running_var), (self.weight, self.bias)
+        flat = batch_norm(rows.flatten(0, -2), *statistics, *weights, learns, self.momentum, self.epsilon)
+        return flat.view_as(rows)
+
+    def _by_all_processes(self, rows: Tensor) -> Tensor:
+        rows_BLC = rows.view(len(rows), -1, rows.shape[-1])
+        spread_BC, mean_BC = torch.var_mean(rows_BLC, dim=1, correction=0)
+        spread_NC, mean_NC = gather(torch.cat([spread_BC, mean_BC], dim=1)).chunk(2, dim=1)
+        if (count := len(mean_NC) * rows_BLC.shape[1]) == 1:
+            return self._by_own_rows(rows, learns=False)
+        between_C, mean_C = torch.var_mean(mean_NC, dim=0, correction=0)
+        variance_C = between_C + spread_NC.mean(dim=0)
+        with torch.no_grad():
+            self.running_mean.lerp_(mean_C, self.momentum)
+            self.running_var.lerp_(variance_C * count / (count - 1), self.momentum)
+        return (rows - mean_C) * (variance_C + self.epsilon).rsqrt() * self.weight + self.bias
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:

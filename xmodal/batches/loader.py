@@ -19,9 +19,9 @@ from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import CAPTION, ClassOrder, Integers, Order, SampleRandom, neighbours
+from xmodal.batches.sample_order import CANDIDATE, CAPTION, ClassOrder, Integers, Order, SampleRandom, neighbours
 from xmodal.number_rules import one_or_more, zero_or_more
-from xmodal.recipes import Neighbours, OnePerClass
+from xmodal.recipes import Candidates, Neighbours, OnePerClass
 
 THREADS = 2  # one copies rows while the other looks up words
 WORTH_A_THREAD = 0.0002  # seconds of work on a batch: what reading in a thread costs
@@ -34,7 +34,8 @@ class Loader(IterableDataset[Batch]):
     A sample is a caption with its item ("each"), an item with one of its captions, drawn anew every epoch ("one"), or
     an item with all of them ("all"). All samples come once an epoch, in an order that only the seed decides.
     `batch_size` counts a step's samples over all ranks: each of `world` gets an equal part. Where an epoch's last batch
-    cannot be shared equally it borrows from the next (`Batch.borrowed`). An epoch is one of the first stream.
+    cannot be shared equally it borrows from the next (`Batch.borrowed`). An epoch is one of the first stream. Texts of
+    `Candidates` come last in the first stream, and every rank has all of them.
 
     A broken-off iteration goes on at the cursor, the samples of the epoch handed out. With workers of a
     `DataLoader(loader, batch_size=None)`, call `set_epoch` before each epoch.
@@ -46,7 +47,7 @@ class Loader(IterableDataset[Batch]):
         batch_size: int,
         *,
         captions: Captions = "each",
-        sampler: Neighbours | OnePerClass | None = None,
+        sampler: Neighbours | OnePerClass | Candidates | None = None,
         seed: int = 0,
         drop_last: bool = False,
         rank: int | None = None,
@@ -58,6 +59,7 @@ class Loader(IterableDataset[Batch]):
         """rank and world are torch.distributed's unless given, and the dtype the store's."""
         self.captions, self.drop_last, self.ahead = captions, drop_last, ahead
         self._neighbours = sampler if isinstance(sampler, Neighbours) else None
+        self._candidates = sampler.texts if isinstance(sampler, Candidates) else 0
         self._device, self._dtype = torch.device(device), dtype
         if (rank is None) != (world is None):
             raise ValueError("rank and world are given both or not at all")
@@ -168,18 +170,23 @@ class Loader(IterableDataset[Batch]):
         for number, (name, reader) in enumerate(readers.items()):
             order = replace(self._orders[name], seed=self.seed)
             samples, own_epoch = order.take(mine, mine + share), first // order.count
-            streams[name] = self._stream(reader, SampleRandom(self.seed, own_epoch, samples, number))
+            random = SampleRandom(self.seed, own_epoch, samples, number)
+            numbers = np.arange(first * self._candidates, (first + 1) * self._candidates if number == 0 else 0)
+            others = replace(random, samples=numbers).integers(len(reader.examples.words), CANDIDATE)
+            streams[name] = self._stream(reader, random, others)
         return Batch(streams, borrowed=share * self._world - size)
 
-    def _stream(self, reader: Reader, draws: SampleRandom) -> Stream:
+    def _stream(self, reader: Reader, draws: SampleRandom, others: Integers) -> Stream:
         items, captions, visual_rows = self._rows_of(reader.examples, draws)
-        text_items = reader.examples.caption_items[captions]
         pairs = np.stack([visual_rows, np.arange(len(captions))], axis=1)
+        captions = np.concatenate([captions, others])
+        text_items = reader.examples.caption_items[captions]
         visual = self._to_device(reader.visual(items, draws), reader.buffers)
         text = reader.text(captions, draws)
         if reader.examples.sentences is not None:
             text = self._to_device(text, reader.buffers)
-        stream = Stream(visual, text, *map(torch.from_numpy, (items, text_items, captions, pairs)))
+        visual_items, of_texts, captions_T, pairs_P2 = map(torch.from_numpy, (items, text_items, captions, pairs))
+        stream = Stream(visual, text, visual_items, of_texts, captions_T, pairs_P2)
         if reader.classes is not None:
             of_visual, of_text = (torch.from_numpy(reader.classes[some]) for some in (items, text_items))
             stream = replace(stream, visual_classes=of_visual, text_classes=of_text)
@@ -218,7 +225,9 @@ class Loader(IterableDataset[Batch]):
         room = buffers.take(tuple(values.shape), np.dtype(np.float32))
         return Padded(torch.from_numpy(room).copy_(values), features.lengths)
 
-    def _order(self, number: int, name: str, sampler: Neighbours | OnePerClass | None) -> Order | ClassOrder:
+    def _order(
+        self, number: int, name: str, sampler: Neighbours | OnePerClass | Candidates | None
+    ) -> Order | ClassOrder:
         reader = self._readers[name]
         each = self.captions == "each"
         if not isinstance(sampler, OnePerClass):

@@ -14,8 +14,8 @@ from xmodal.recipes import FrameRule
 
 Integers = NDArray[np.int64]
 SKIPS = 3  # the largest stride in training (docs/models.md#frame-sampling)
-FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT, NEIGHBOUR = range(6)  # purposes
-RIGHT_REGION, WRONG_REGION, CHAIN_MEMBER = range(6, 9)  # and those of regions and phrases
+FRAME_STRIDE, FRAME_START, CAPTION, CLASS_MEMBER, CODE_SHIFT, NEIGHBOUR, CANDIDATE = range(7)  # purposes
+RIGHT_REGION, WRONG_REGION, CHAIN_MEMBER = range(7, 10)  # and those of regions and phrases
 STEPS = 1 << 53  # of a number between two others
 FIRST_PICTURE_PURPOSE = 16  # and those after it: of crops (`training.picture_crops`)
 

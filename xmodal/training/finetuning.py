@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn.functional import avg_pool2d
 
-from xmodal.batches.batch import Batch, Padded
+from xmodal.batches.batch import Batch, Padded, Stream
 from xmodal.errors import UserError
 from xmodal.features.networks import Extractor, ResNet, load
 from xmodal.features.store import FeatureStore
+from xmodal.features.torchvision_models import STRIDE
+from xmodal.losses.mining import in_evaluation
 
 
 class WithBackbone(nn.Module):
@@ -31,9 +34,13 @@ class WithBackbone(nn.Module):
         model.add_module("trunk", extractor.trunk)
         self.model = model
         self.pooled = extractor.config.output == "pooled"
+        self.window = extractor.config.crop // STRIDE
 
     def encode_visual(self, visual: Padded) -> Any:
-        return self.model.encode_visual(self.features(visual))
+        features = self.features(visual)
+        if self.pooled and hasattr(self.model, "encode_windows"):
+            return self.model.encode_windows(features)
+        return self.model.encode_visual(features)
 
     def encode_text(self, text: Padded) -> Any:
         return self.model.encode_text(text)
@@ -43,16 +50,27 @@ class WithBackbone(nn.Module):
         return scores
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
-        streams = {n: replace(stream, visual=self.features(stream.visual)) for n, stream in batch.streams.items()}
+        streams = {name: self._stream(stream) for name, stream in batch.streams.items()}
         terms: dict[str, Tensor] = self.model.objective(replace(batch, streams=streams))
         return terms
 
     def features(self, visual: Padded) -> Padded:
-        """Computes features as a store has them: (B, R, D) for a grid, (B, F, D) for pooled ones."""
+        """Computes features as a store has them: (B, R, D) for a grid, (B, F, D) for pooled ones.
+
+        Pooled ones of pictures that are larger than the network's crop are (B, F x R, D): of all windows of its size.
+        """
         maps_NDHW: Tensor = self.model.get_submodule("trunk")(visual.values.flatten(0, 1))
-        maps_NDR = maps_NDHW.mean((2, 3))[..., None] if self.pooled else maps_NDHW.flatten(2)
+        maps_NDR = (avg_pool2d(maps_NDHW, self.window, stride=1) if self.pooled else maps_NDHW).flatten(2)
         rows_NRD = maps_NDR.transpose(1, 2).float()  # in mixed precision, too: an RNN's input is of its weights' type
         return Padded.whole(rows_NRD.reshape(len(visual), -1, rows_NRD.shape[2]))
+
+    def _stream(self, stream: Stream) -> Stream:
+        """The features that are trained, and for mining those of the same pictures in evaluation mode."""
+        mined = None
+        if stream.has_candidates:
+            with in_evaluation(self):
+                mined = self.features(stream.visual)
+        return replace(stream, visual=self.features(stream.visual), visual_in_evaluation=mined)
 
     def named_parameters(self, *arguments: Any, **options: Any) -> Any:
         return self.model.named_parameters(*arguments, **options)

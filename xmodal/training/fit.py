@@ -31,7 +31,7 @@ from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
 from xmodal.progress import Progress, Silence
-from xmodal.recipes import Candidates, Features, OnePerClass, Phase, Phrases, Recipe, View
+from xmodal.recipes import Classifying, Features, OnePerClass, Phase, Phrases, Recipe, View
 from xmodal.records.caption_sources import named_text
 from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
@@ -128,21 +128,23 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     refuse_common(recipe.view, train, recipe, validation)
     if unannotated:
         refuse_common(views[-1], unannotated, recipe, validation)
+    learns_identities = isinstance(recipe.model, Classifying) and recipe.model.learns_identities
+    by_class = learns_identities or any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
+    labels = classes(tables, train.ids) if by_class else None
     started = Run(
         recipe,
         tables.identity,
         store.output.identity,
         vocabulary,
         store.spec.row_shape[-1],
-        instances=len(train.ids),
+        instances=int(labels.max()) + 1 if labels is not None and learns_identities else len(train.ids),
         weights=describe_network(store),
         vectors=sha256_of_vectors(recipe, run, setup.vectors),
         pixels=pictures.output.identity if pictures else "",
         texts="" if dense is None else dense.output.identity,
         text_width=0 if dense is None else math.prod(dense.spec.row_shape),
     )
-    by_class = any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
-    read = Reader(train, store, recipe.visual, tokens, classes(tables, train.ids) if by_class else None)
+    read = Reader(train, store, recipe.visual, tokens, labels)
     chosen = Reader(validation, store, recipe.visual, tokens)
     other = Reader(unannotated, store, recipe.visual, tokens) if unannotated else None
     data = _Data(read, other, chosen, labels_of(tables, validation.ids), pictures)
@@ -226,9 +228,9 @@ def _locked(run: str, started: Run) -> Iterator[None]:
 
 
 def _loader(recipe: Recipe, phase: Phase, streams: dict[str, Reader], device: str) -> Loader:
-    assert not isinstance(phase.sampler, Candidates | Phrases)  # training refuses them before
-    size, seed = recipe.batch_size, recipe.seed
-    return Loader(streams, size, sampler=phase.sampler, seed=seed, device=device, dtype=torch.float32)
+    assert not isinstance(phase.sampler, Phrases)  # training refuses it before
+    settings: dict[str, Any] = {"sampler": phase.sampler, "seed": recipe.seed, "device": device, "dtype": torch.float32}
+    return Loader(streams, recipe.batch_size, captions=phase.captions, **settings)
 
 
 def _objective(model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -77,7 +77,9 @@ def build(model: nn.Module, optimiser: Optimiser) -> Optimizer:
         case "adamp":
             kind = AdamP
         case "sgd" | "nesterov":
-            kind, settings["momentum"], settings["nesterov"] = SGD, optimiser.momentum, rule == "nesterov"
+            # fused: else a step holds two more copies of the largest weights
+            kind, settings["fused"] = SGD, True
+            settings["momentum"], settings["nesterov"] = optimiser.momentum, rule == "nesterov"
     return _uncompiled(kind)(_groups(model, optimiser), **settings)
 
 

@@ -85,6 +85,11 @@ class PixelReader(Reader):
     plan: Pixels = field(kw_only=True)
     crop: int = field(kw_only=True)
 
+    @property
+    def pictures_of_item(self) -> int:
+        """How many pictures evaluation reads of one item."""
+        return self.frames.frames or (1 if self.plan.evaluation == "centre" else 2)
+
     def visual(self, items: Integers | slice, draws: SampleRandom | None = None) -> Padded:
         sizes_B2, pictures = self._sources(self.examples.rows[items], draws)
         if draws is None:
@@ -116,6 +121,19 @@ class PictureReader(PixelReader):
         if shape[0] < self.crop:
             raise UserError(f"{self.store.output.where} has pictures of side {shape[0]}, too small to cut {self.crop}")
 
+    def visual(self, items: Integers | slice, draws: SampleRandom | None = None) -> Padded:
+        """In evaluation of whole pictures each square, and its mirror image: (B, 2, 3, S, S)."""
+        if draws is not None or self.plan.evaluation == "centre":
+            return super().visual(items, draws)
+        rows = self.examples.rows[items]
+        pixels_BSS3 = self.store.take(rows, self._room(self.store, len(rows)))
+        side = pixels_BSS3.shape[1]
+        room_B23SS = self.buffers.take((len(rows), 2, 3, side, side), np.dtype(np.float32))
+        for room_23SS, pixels_SS3 in zip(room_B23SS, pixels_BSS3, strict=True):
+            room_23SS[0] = normalised(pixels_SS3)
+            room_23SS[1] = room_23SS[0, :, :, ::-1]
+        return Padded.whole(torch.from_numpy(room_B23SS))
+
     def _sources(self, rows: Integers, draws: SampleRandom | None) -> Sources:
         pixels_BSS3 = self.store.take(rows, self._room(self.store, len(rows)))
         sizes_B2 = np.full((len(rows), 2), self.store.spec.row_shape[0])
@@ -131,6 +149,8 @@ class ClipReader(PixelReader):
 
     def __post_init__(self) -> None:
         assert self.frames.frames
+        if self.plan.evaluation != "centre":
+            raise UserError(f"{self.store.output.where} is of clips, whose frames are evaluated by their middles alone")
 
     def _sources(self, rows: Integers, draws: SampleRandom | None) -> Sources:
         ids = [self.store.ids[row] for row in rows]

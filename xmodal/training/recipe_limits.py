@@ -3,7 +3,7 @@
 from itertools import pairwise
 
 from xmodal.errors import UserError
-from xmodal.recipes import Neighbours, OnePerClass, Recipe, Tokens
+from xmodal.recipes import Phrases, Recipe, Tokens
 
 
 def refuse_unbuilt(recipe: Recipe) -> None:
@@ -15,8 +15,7 @@ def unbuilt(recipe: Recipe) -> list[str]:
     asks = {
         "dense texts beside un-annotated items": bool(recipe.unannotated) and not isinstance(recipe.text, Tokens),
         "a closed form": not recipe.phases and isinstance(recipe.text, Tokens),
-        "evaluation of whole pictures": any(p.pixels and p.pixels.evaluation != "centre" for p in recipe.phases),
         "features after pictures": any(before.pixels and not after.pixels for before, after in pairwise(recipe.phases)),
-        "a sampler": any(not isinstance(phase.sampler, Neighbours | OnePerClass | None) for phase in recipe.phases),
+        "a sampler": any(isinstance(phase.sampler, Phrases) for phase in recipe.phases),
     }
     return [name for name, asked in asks.items() if asked]

@@ -18,7 +18,7 @@ from xmodal.metrics.similarities import Numbers, Similarities, cuts
 from xmodal.models import ComparingTexts, Observing, Scorer
 from xmodal.progress import Progress
 from xmodal.recipes import Recipe, View
-from xmodal.training.picture_crops import ClipReader
+from xmodal.training.picture_crops import PixelReader
 
 BLOCKS = (256, 1024)  # visual rows and texts encoded and compared at once
 
@@ -103,8 +103,8 @@ def encode(
     """Encodes both sides once."""
     if isinstance(scorer, nn.Module):
         scorer.eval()
-    if isinstance(reader, ClipReader):  # as many pictures at once, not clips
-        blocks = max(1, blocks[0] // (reader.frames.frames or 1)), blocks[1]
+    if isinstance(reader, PixelReader):  # as many pictures at once, not items
+        blocks = max(1, blocks[0] // reader.pictures_of_item), blocks[1]
     shape = len(reader.examples.ids), len(reader.examples.words)
     visual_rows, text_rows = (list(cuts(length, size)) for length, size in zip(shape, blocks, strict=True))
 

@@ -1,0 +1,221 @@
+"""Dual-Path's two stages: what moves and how fast, whole pictures at the test, a kill in either, and two processes."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tests.toy_root import fit, recipe
+from tests.toy_root import one_thread as one_thread
+from tests.training.test_training import assert_same_run
+from tests.training.test_training_together import CLASSES, classed_root, curve, processes, train
+from tests.training.test_trunk import make_root
+from xmodal.batches import distributed
+from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
+from xmodal.batches.dataset import open_dataset
+from xmodal.batches.reader import Reader
+from xmodal.checks.model_contract import INPUTS
+from xmodal.evaluation.run_metrics import evaluate
+from xmodal.models import Inputs
+from xmodal.models.dual_path import END_TO_END, FLICKR30K, DualPath, DualPathConfig
+from xmodal.recipes import Candidates, Optimiser, Pixels, Recipe, View
+from xmodal.training import fit as fitting
+from xmodal.training import optimisers, run_folder
+from xmodal.training.checkpoint import read_tensors
+from xmodal.training.finetuning import WithBackbone, attach_backbone
+from xmodal.training.picture_crops import PictureReader, picture_reader
+from xmodal.training.run_setup import Setup
+
+CONFIG = DualPathConfig((1, 1, 1, 1), channels=16, width=32, word_width=12, length=16, dropout=0.2)
+STAGE_1, STAGE_2 = FLICKR30K.phases
+WHOLE = Pixels("random", flip=True, evaluation="whole_and_flipped")
+
+
+def stages(*phases: Any) -> Recipe:
+    """Eight pictures with five captions each, of which an epoch takes one: two steps."""
+    return recipe(
+        name="stages",
+        view=View("pictures", "train"),
+        validation=View("pictures", "val"),
+        model=CONFIG,
+        phases=phases,
+        batch_size=4,
+    )
+
+
+FEATURES = replace(STAGE_1, epochs=2)
+PICTURES = replace(STAGE_2, epochs=2, sampler=Candidates(6))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_root(tmp_path_factory.mktemp("pictures"), "pooled")
+
+
+@pytest.fixture(scope="module")
+def whole(pictures: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    run = str(tmp_path_factory.mktemp("stages") / "run")
+    train(stages(FEATURES, PICTURES), pictures, run)
+    return run
+
+
+def opened(root: str, split: str = "train") -> tuple[Reader, PictureReader]:
+    dataset = open_dataset(root, "pictures")
+    features = dataset.reader(split, "resnet")
+    seen = picture_reader(features, dataset.store("pixels"), WHOLE)
+    assert isinstance(seen, PictureReader)
+    return features, seen
+
+
+def end_to_end(features: Reader) -> WithBackbone:
+    torch.manual_seed(0)
+    words = 1 + max(int(caption.max()) for caption in features.examples.words)
+    return attach_backbone(CONFIG.build(Inputs(512, words, len(features.examples.ids))), features.store)
+
+
+def test_the_second_stage_moves_everything_by_the_rates_that_it_says(pictures: str) -> None:
+    features, seen = opened(pictures)
+    model = end_to_end(features).train()
+    expected = {
+        "text.words.weight": 1e-3, "trunk.0.weight": 1e-4, "trunk.1.weight": 0.02, "trunk.1.bias": 0.02,
+        "trunk.4.0.conv1.weight": 1e-3, "trunk.4.0.bn2.bias": 0.02, "trunk.5.0.downsample.0.weight": 1e-3,
+        "trunk.5.0.downsample.1.weight": 0.02, "classifier.weight": 1.0, "text.blocks.0.first.weight": 1.0,
+        "visual_head.0.weight": 1.0,
+    }  # fmt: skip
+    plain = replace(END_TO_END, rule="sgd", momentum=0.0, weight_decay=0.0, schedule=None)
+    optimiser = optimisers.build(model, plain)
+    for group in optimiser.param_groups:
+        group["lr"] = optimisers.rate(plain, 0, []) * group["multiplier"]
+    batch = next(iter(fitting._loader(stages(PICTURES), PICTURES, {ANNOTATED: seen}, "cpu")))
+    torch.manual_seed(0)
+    optimisers.total(model.objective(batch), STAGE_2.weights).backward()  # type: ignore[no-untyped-call]
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    optimiser.step()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.any(), name
+        rate = expected.get(name) or (0.02 if name.startswith("trunk") and ".bn" in name else None)
+        if rate is not None:
+            moved = before[name] - 0.1 * rate * parameter.grad
+            torch.testing.assert_close(parameter.detach(), moved, msg=name)
+    known = {multiplier for group in optimiser.param_groups for multiplier in [group["multiplier"]]}
+    assert known == {1e-4, 1e-3, 0.02, 1.0}
+
+
+def test_the_first_stage_leaves_pictures_alone_and_the_second_trains_all(pictures: str, whole: str) -> None:
+    lines = curve(whole)
+    assert [line["phase"] for line in lines] == [1] * 4 + [2] * 4
+    assert [line["rates"] for line in lines[::4]] == [[1e-4, 0.1], [1e-5, 1e-4, 0.002, 0.1]]
+    after = read_tensors(whole, run_folder.LAST)["model"]
+    first = {name: values.clone() for name, values in end_to_end(opened(pictures)[0]).state_dict().items()}
+    trunk = [name for name in after if name.startswith("trunk.")]
+    assert [name for name in trunk if torch.equal(after[name], first[name])] == []
+    # steps of stage II alone: mining, which sees pictures once more in each, has moved no statistics
+    assert {int(after[name]) for name in trunk if name.endswith("num_batches_tracked")} == {4}
+
+
+def test_a_frozen_network_stays_with_its_statistics(pictures: str, tmp_path: Path) -> None:
+    run = str(tmp_path / "run")
+    train(stages(replace(PICTURES, epochs=1, frozen=("trunk.*",))), pictures, run)
+    after, first = read_tensors(run, run_folder.LAST)["model"], end_to_end(opened(pictures)[0]).state_dict()
+    assert all(torch.equal(after[name], values) for name, values in first.items() if name.startswith("trunk."))
+
+
+@pytest.mark.parametrize("after", [3, 7, 9])
+def test_a_run_that_is_killed_in_either_stage_goes_on(pictures: str, whole: str, tmp_path: Path, after: int) -> None:
+    run = str(tmp_path / "run")
+    assert processes(1, train, stages(FEATURES, PICTURES), pictures, run, 1, after) == [-signal.SIGKILL]
+    place = read_tensors(run, run_folder.LAST)["state"]
+    assert place["step"] < 8
+    train(stages(FEATURES, PICTURES), pictures, run)
+    assert_same_run(whole, run)
+
+
+def test_whole_pictures_and_their_mirror_images_are_summed_behind_the_head(pictures: str, whole: str) -> None:
+    """Pictures of 72 through a network whose crop is 64: windows of 2 x 2 positions of 3 x 3."""
+    features, seen = opened(pictures, "val")
+    model = end_to_end(features).eval()
+    given = seen.visual(slice(None))
+    assert given.values.shape == (2, 2, 3, 72, 72)
+    assert torch.equal(given.values[:, 1], given.values[:, 0].flip(3))
+    inner = model.model
+    assert isinstance(inner, DualPath)
+    with torch.no_grad():
+        maps = [inner.get_submodule("trunk")(given.values[:, side]) for side in (0, 1)]
+        assert maps[0].shape == (2, 512, 3, 3)
+        corners = [(top, left) for top in (0, 1) for left in (0, 1)]
+        windows = [one[:, :, top : top + 2, left : left + 2].mean((2, 3)) for one in maps for top, left in corners]
+        expected = functional.normalize(torch.stack([inner.visual_head(one) for one in windows]).sum(0), dim=1)
+        torch.testing.assert_close(model.encode_visual(given), expected, atol=1e-5, rtol=1e-5)
+    assert evaluate(whole, Setup(pictures), "val").items == 2
+
+
+def test_the_middle_of_a_picture_is_one_window(pictures: str) -> None:
+    features, seen = opened(pictures, "val")
+    middle = replace(seen, plan=replace(WHOLE, evaluation="centre")).visual(slice(None))
+    assert middle.values.shape == (2, 1, 3, 64, 64)
+    assert end_to_end(features).features(middle).values.shape == (2, 1, 512)
+
+
+def share_of_a_step(folder: str) -> None:
+    """Loss, gradients and statistics of batches of several sizes; two processes borrow where they are odd."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    found = []
+    with distributed.process_group("cpu"):
+        for rows in (5, 6):
+            torch.manual_seed(0)
+            model = CONFIG.build(INPUTS)
+            share = -(-rows // world)
+            batch = Batch({ANNOTATED: part(range(rank * share, (rank + 1) * share))}, borrowed=share * world - rows)
+            with distributed.whole_batch(batch):
+                loss = optimisers.total(model.objective(batch), STAGE_2.weights)
+            loss.backward()  # type: ignore[no-untyped-call]
+            distributed.average_gradients(model.parameters())
+            gradients = [parameter.grad for parameter in model.parameters()]
+            found.append([loss.detach(), *gradients, *model.buffers()])
+    torch.save(found, f"{folder}/{world}-{rank}.pt")
+
+
+def part(rows: range) -> Stream:
+    random = np.random.default_rng(0)
+    visual = torch.from_numpy(random.normal(size=(6, 1, INPUTS.visual_width)).astype("float32"))
+    texts = [random.integers(4, INPUTS.text_width, 2 + row % 4).astype("int32") for row in range(11)]
+    items, candidates = torch.tensor(list(rows)), torch.arange(6, 11)
+    text_rows = torch.cat([items, candidates])
+    text = Padded.of([texts[row] for row in text_rows.tolist()])
+    pairs = torch.arange(len(items))[:, None].expand(-1, 2)
+    return Stream(Padded.whole(visual[items]), text, items, text_rows % 8, text_rows, pairs)
+
+
+def test_two_processes_take_the_step_of_one(tmp_path: Path) -> None:
+    for world in (1, 2):
+        assert processes(world, share_of_a_step, str(tmp_path)) == [0] * world
+    alone, *ranks = (torch.load(tmp_path / f"{file}.pt") for file in ("1-0", "2-0", "2-1"))
+    for rank in ranks:
+        for ours, theirs in zip(rank, alone, strict=True):
+            for one, other in zip(ours, theirs, strict=True):
+                assert isinstance(one, Tensor)
+                torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+def test_classes_are_items_or_what_the_corpus_calls_them(tmp_path: Path) -> None:
+    """Of 48 pictures to train on, in six classes."""
+    root = classed_root(tmp_path)
+    for learns_identities, classes in ((False, 48), (True, CLASSES)):
+        model = replace(CONFIG, learns_identities=learns_identities)
+        small = recipe(model=model, phases=(replace(STAGE_1, epochs=1),))
+        outcome = fit(small, root, str(tmp_path / f"run{classes}"))
+        assert len(read_tensors(outcome.run, run_folder.BEST)["classifier.weight"]) == classes
+        assert evaluate(outcome.run, Setup(root), "toy/val").items > 0
+
+
+def test_rates_are_those_of_the_recipe() -> None:
+    assert isinstance(STAGE_1.optimiser, Optimiser)
+    assert [optimisers.rate(STAGE_2.optimiser, epoch, []) for epoch in (0, 39, 40)] == [0.1, 0.1, pytest.approx(0.01)]
