@@ -12,7 +12,7 @@ from pipelines.papers.experiments import Available, Experiment, is_measured
 from pipelines.papers.reproduction import about, evaluated, ready_recipes
 from xmodal.errors import UserError, few
 from xmodal.media.charts import Series, Titles, line_chart
-from xmodal.recipes import Recipe, View
+from xmodal.recipes import Learning, Recipe, View
 from xmodal.records.derived_splits import Share
 from xmodal.records.tables import CAPTIONS_OF_PAPERS
 from xmodal.root.identity import fingerprint
@@ -75,9 +75,9 @@ def _with_sources(recipe: Recipe) -> Recipe:
 
 def share_of(recipe: Recipe) -> float:
     """Percent of the pairs that a recipe learns from: those of 10 % of the items with 1 of 5 captions are 2."""
-    share = Share.of(recipe.view.split)
-    if not recipe.phases:
+    if isinstance(recipe.model, Learning) and not recipe.model.learns:
         return 0.0
+    share = Share.of(recipe.view.split)
     if share is None:
         return 100.0
     of_each = recipe.view.captions_per_item or CAPTIONS_OF_PAPERS

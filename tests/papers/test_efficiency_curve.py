@@ -51,6 +51,9 @@ def test_shares_are_of_the_pairs() -> None:
     assert shares == {"a3vse-flickr30k-10-1": 2, "scan-flickr30k-50-5": 50, "vsepp": 100}
     assert share_of(known["a3vse-coco-20-2"]) == 8
     assert share_of(known["sg-flickr30k"]) == 0  # learns from no pair
+    assert share_of(known["cca-flickr30k"]) == 100  # solved from all pairs, if not trained
+    half = replace(known["cca"].view, split="karpathy/train@50%x1")
+    assert share_of(replace(known["cca"], view=half)) == 10
     every = replace(known["vsepp"], view=View("coco", "karpathy/train@10%x9", captions_per_item=5))
     assert share_of(every) == 10
 
