@@ -79,6 +79,11 @@ def text(result: Result) -> Lines:
         detector = ("--set", "regions.detector=small", "--file", file)
         yield f"now `{command('build', target, '--root', result['root'], *detector)}`"
         return
-    when = f"after epoch {result['epoch']}, {result['steps']:,} steps" if result["steps"] else "without any training"
-    yield f"{result['recipe']}: rsum {result['rsum']:.1f} on validation {when}; in {result['run']}"
+    yield f"{result['recipe']}: rsum {result['rsum']:.1f} on validation {_how_far(result)}; in {result['run']}"
     yield f"now `{command('evaluate', result['run'], '--root', result['root'])}`"
+
+
+def _how_far(result: Result) -> str:
+    if result["steps"]:
+        return f"after epoch {result['epoch']}, {result['steps']:,} steps"
+    return f"by a closed form of {result['solved_pairs']:,} pairs" if result["solved_pairs"] else "without any training"
