@@ -434,6 +434,25 @@ def test_the_command_line_solves_and_evaluates_it(
     assert json.loads(capsys.readouterr().out)["recipe"] == "cca"
 
 
+@pytest.mark.parametrize(
+    ("recipe", "flags", "said"),
+    [
+        ("cca", ["--workers", "2", "--tensorboard"], "'cca' does not take --workers, --tensorboard: leave that out"),
+        ("cca", ["--pixels", "0123", "--weights", "file"], "'cca' does not take --pixels, --weights"),
+        ("cca", ["--vectors", "file"], "'cca' starts its words from no vectors, so file is of no use"),
+        ("vsepp", ["--texts", "0123"], "'vsepp' does not take --texts"),
+        ("pvse-coco", ["--set", "phase2.epochs=0", "--weights", "file"], "'pvse-coco' does not take --weights"),
+    ],
+)
+def test_flags_that_would_change_nothing_are_refused(
+    recipe: str, flags: list[str], said: str, root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", recipe, "--corpus", "pictures", "--root", root, "--run", str(run), *flags]) == 1
+    assert said in capsys.readouterr().err
+    assert not run.exists()
+
+
 def test_recipes_read_what_the_papers_rows_say() -> None:
     known = recipes()
     for corpus, train in (("flickr30k", "plummer/train"), ("coco", "two_branch/train")):

@@ -25,7 +25,7 @@ from xmodal.training import checkpoint, run_folder
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats, measure, refuse_common
-from xmodal.training.words import NO_WORDS
+from xmodal.training.words import NO_WORDS, sha256_of_vectors
 
 
 def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]:
@@ -46,6 +46,7 @@ def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]
         store.spec.row_shape[-1],
         instances=0,
         weights=describe_network(store),
+        vectors=sha256_of_vectors(recipe, run, setup.vectors),  # refuses a file of them
         texts=texts.output.identity,
         text_width=texts.spec.row_shape[-1] if texts.spec.row_shape else 0,
     )
