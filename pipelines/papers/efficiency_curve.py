@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pipelines.papers.experiments import Available, Experiment, is_measured
-from pipelines.papers.reproduction import about, evaluated, ready_recipes
+from pipelines.papers.reproduction import about, evaluated, ready_recipes, to_run
 from xmodal.errors import UserError, few
 from xmodal.media.charts import Series, Titles, line_chart
 from xmodal.recipes import Learning, Recipe, View
@@ -48,8 +48,9 @@ def curve(experiment: Experiment, available: Available, setup: Setup, runs: Path
     rows = evaluated(experiment, finished, setup, runs)
     points = points_of(experiment, finished, rows)
     draw_curve(experiment, points, file)
+    left = replace(experiment, rows=tuple(row for row in experiment.rows if row.run not in finished))
     drawn = {"curve": str(file), "points": [asdict(point) for point in points], "missing": missing}
-    return about(experiment, available) | drawn | {"rows": rows}
+    return about(experiment, available) | drawn | {"rows": rows, "to_run": to_run(left, available)}
 
 
 def why_not_measured(recipe: Recipe, run: Path) -> str:

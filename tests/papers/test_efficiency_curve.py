@@ -1,6 +1,7 @@
 """`xmodal reproduce --curve`: what finished runs measure, by the share of pairs; nothing is trained."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,9 @@ def test_finished_runs_are_drawn_and_others_are_named(tmp_path: Path, monkeypatc
         "Wide, full": "finished",
         "Another, half": "yet",
     }
+    left = [ROWS[2].run, ROWS[3].run]
+    trained = [line for line in told["to_run"] if line.startswith("xmodal train ")]
+    assert [shlex.split(line)[6] for line in trained] == [f"runs/{name}" for name in left]
     with Image.open(file) as image:
         image.load()
         assert (image.format, image.width > 900, image.height > 600) == ("PNG", True, True)
