@@ -72,6 +72,14 @@ class Classifying(Protocol):
     def learns_identities(self) -> bool: ...
 
 
+@runtime_checkable
+class Learning(Protocol):
+    """A model's config that says whether anything is learned from pairs; without this, all of them are."""
+
+    @property
+    def learns(self) -> bool: ...
+
+
 MOST_WORDS = 512  # of a caption, beside <start> and <end>: a batch is as wide as its longest one
 
 

@@ -247,6 +247,25 @@ def test_phrases_are_drawn_where_they_are_and_where_they_were_found(
     assert "give all three" in xmodal(*command[:6]).complaint
 
 
+def test_a_picture_that_is_absent_or_none_is_named_in_one_line(tmp_path: Path, file: str, xmodal: Xmodal) -> None:
+    corpus = write(WORLD, tmp_path / "raw")
+    absent, broken, other = (one.id for one in asked_of()[:3])
+    (folder,) = {path.parent for path in (tmp_path / "raw").rglob(f"{absent}.jpg")}
+    (folder / f"{absent}.jpg").unlink()
+    (folder / f"{broken}.jpg").write_bytes(b"a note of the publisher")
+    work = CorpusBuild(BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw"), corpus)
+    work.build("records")
+    work.build("media")
+    scores = saved(tmp_path, np.zeros((len(to_find()), PROPOSED)))
+    command = ["look", CORPUS, "--root", tmp_path / "root", "--proposals", file, "--scores", scores]
+    command += ["--quiet", "--phrases", tmp_path / "out", "--items"]
+    for item, why in ((absent, "is absent"), (broken, "cannot be read")):
+        said = xmodal(*command, item).complaint
+        assert re.fullmatch(rf"xmodal: the picture of {item} {why} \(.+\): name others with --items", said)
+    assert not (tmp_path / "out").exists()
+    assert [one["item"] for one in xmodal(*command, other, "--json").json["pictures"]] == [other]
+
+
 @pytest.mark.parametrize(
     ("scores", "said"),
     [

@@ -25,13 +25,13 @@ from xmodal.training import checkpoint, run_folder
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats, measure, refuse_common
-from xmodal.training.words import NO_WORDS
+from xmodal.training.words import NO_WORDS, sha256_of_vectors
 
 
 def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]:
     """Writes a run that can be evaluated.
 
-    Returns its rsum on the validation view, the number of blocks it is solved from, and whether it was solved now.
+    Returns its rsum on the validation view, the number of pairs it is solved from, and whether it was solved now.
     """
     assert isinstance(recipe.text, Features)
     tables = setup.tables(recipe.view.corpus)
@@ -46,6 +46,7 @@ def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]
         store.spec.row_shape[-1],
         instances=0,
         weights=describe_network(store),
+        vectors=sha256_of_vectors(recipe, run, setup.vectors),  # refuses a file of them
         texts=texts.output.identity,
         text_width=texts.spec.row_shape[-1] if texts.spec.row_shape else 0,
     )
@@ -63,9 +64,13 @@ def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]
         run_folder.start(run, started)  # only now, so that settings that cannot be solved leave nothing
         if is_new:
             checkpoint.save(run, run_folder.BEST, model.state_dict())
-        found = measure(model, reader, setup.progress, setup.device, labels=labels_of(tables, reader.examples.ids))
-    blocks = len(blocks_of(learned.examples, recipe.batch_size)) if learned else 0
-    return headline(found).rsum, blocks, is_new and learned is not None
+        labels = labels_of(tables, reader.examples.ids)
+        try:
+            found = measure(model, reader, setup.progress, setup.device, labels=labels)
+        except ValueError as error:
+            raise UserError(f"recipe {recipe.name!r} cannot be validated: {error}") from error
+    pairs = len(learned.examples.words) if learned else 0
+    return headline(found).rsum, pairs, is_new and learned is not None
 
 
 def _scorer(run: str, started: Run) -> Any:

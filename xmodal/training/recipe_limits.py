@@ -14,7 +14,7 @@ def refuse_unbuilt(recipe: Recipe) -> None:
 def unbuilt(recipe: Recipe) -> list[str]:
     asks = {
         "dense texts beside un-annotated items": bool(recipe.unannotated) and not isinstance(recipe.text, Tokens),
-        "a closed form": not recipe.phases and isinstance(recipe.text, Tokens),
+        "captions as words, but no phases": not recipe.phases and isinstance(recipe.text, Tokens),
         "features after pictures": any(before.pixels and not after.pixels for before, after in pairwise(recipe.phases)),
         "a sampler": any(isinstance(phase.sampler, Phrases) for phase in recipe.phases),
     }
