@@ -171,7 +171,7 @@ def _step(
     device = next(network.parameters()).device
     on_device = [{name: values.to(device) for name, values in target.items()} for target in targets]
     chance = np.random.SeedSequence([recipe.seed, step]).generate_state(1, np.uint64)[0]
-    torch.manual_seed(int(chance >> 1))  # which proposals are learned from is drawn
+    _seed(device, int(chance >> 1))  # which proposals are learned from is drawn
     terms = network.losses(pixels_B3SS.to(device), sizes, on_device)
     loss = torch.stack([*terms.values()]).sum() + (recipe.class_weight - 1) * terms["classes"]
     if not math.isfinite(loss.item()):
@@ -186,6 +186,13 @@ def _step(
         values = {name: term.item() for name, term in terms.items()}
         log.say(step=step, loss=loss.item(), terms=values, norm=norm.item())
     return True
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """As torch.manual_seed, which keeps a traceback for each kind of GPU that there may be: too slow for each step."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 def one_cycle(progress: float) -> float:
