@@ -8,8 +8,8 @@ Where paper and code differ, and what is chosen: docs/models.md#dual-path.
   word table for each word, which is a one-hot code times a 1 x 1 convolution; batch norm; residual blocks of 1 x 2
   convolutions, (3, 4, 6, 1) as the code has them; the maximum over all positions; linear, batch norm: f. A test sums f
   over every place where the words fit.
-- Instance loss: softmax over the training items, or over identities, by one classifier for both sides, of f after ReLU
-  and dropout.
+- Instance loss: softmax over the training items, over identities or over clusters of items, by one classifier for both
+  sides, of f after ReLU and dropout.
 - Ranking loss: of f after ReLU, at length 1. The first half of a batch are pairs, the second half their wrong pictures.
   Their wrong texts are the second half's too, or each the nearest of the texts that the sampler `Candidates` adds, by
   the network as it is at that step, in evaluation mode.
@@ -30,9 +30,23 @@ from xmodal.batches.distributed import WholeBatchNorm, gather
 from xmodal.batches.sample_order import SampleRandom, training_shifts
 from xmodal.losses.instance import instance_loss
 from xmodal.losses.mining import in_evaluation
+from xmodal.losses.ranking import halves, hinges
 from xmodal.models import Inputs
 from xmodal.number_rules import check_numbers, one_or_more, zero_or_more
-from xmodal.recipes import Candidates, Features, Optimiser, Phase, Pixels, Recipe, Step, Tokens, View, scarce
+from xmodal.recipes import (
+    Candidates,
+    Features,
+    Optimiser,
+    Phase,
+    Pixels,
+    Recipe,
+    Step,
+    Tokens,
+    View,
+    learns_classes,
+    scarce,
+)
+from xmodal.root.identity import since
 from xmodal.text.position_codes import all_shifts, shifted
 from xmodal.text.vocabularies import PAD, SPECIALS
 
@@ -54,12 +68,15 @@ class DualPathConfig:
     learns_identities: bool = False  # classes of the corpus in place of items
     dropout: float = 0.75
     margin: float = 1.0
+    clusters: int = since("0.2", 0)  # classes that k-means made of the items, in place of items
 
     def __post_init__(self) -> None:
         for depth in self.depths:
             one_or_more(depths=depth)
         one_or_more(width=self.width, word_width=self.word_width)
-        zero_or_more(margin=self.margin)
+        zero_or_more(margin=self.margin, clusters=self.clusters)
+        if self.clusters and self.learns_identities:
+            raise ValueError(f"classes are identities or {self.clusters} clusters, not both")
         check_numbers("a multiple of 4 above zero", _is_multiple_of_4, channels=self.channels, length=self.length)
         check_numbers("0 or more, below 1", lambda rate: 0 <= rate < 1, dropout=self.dropout)
 
@@ -220,8 +237,8 @@ class DualPath(nn.Module):
         return features_BD.relu() if self.config.head == "official" else features_BD
 
     def _labels(self, stream: Stream) -> tuple[Tensor, Tensor]:
-        """The classes of pictures and of texts: training items, or identities."""
-        if not self.config.learns_identities:
+        """The classes of pictures and of texts: training items, or identities or clusters of them."""
+        if not learns_classes(self.config):
             return stream.visual_items, stream.text_items
         assert stream.visual_classes is not None
         assert stream.text_classes is not None
@@ -255,20 +272,6 @@ class DualPath(nn.Module):
         is_second_B = (rows_B >= second.start) & (rows_B < second.stop)
         chosen_B = torch.where(is_second_B, hardest_H[(rows_B - second.start).clamp(0, second.start - 1)], own_B)
         return codes_TL[chosen_B], labels_T[chosen_B]
-
-
-def hinges(visual_ND: Tensor, text_ND: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """(H,) each: how far each pair is from beating the second half's text, and its picture, by the margin."""
-    first, second = halves(len(visual_ND))
-    pairs_H = (visual_ND[first] * text_ND[first]).sum(1)
-    of_pictures_H = margin - pairs_H + (visual_ND[first] * text_ND[second]).sum(1)
-    of_texts_H = margin - pairs_H + (text_ND[first] * visual_ND[second]).sum(1)
-    return of_pictures_H.clamp(min=0), of_texts_H.clamp(min=0)
-
-
-def halves(rows: int) -> tuple[slice, slice]:
-    """The pairs and the negatives of a batch; the last of an odd number is neither."""
-    return slice(0, rows // 2), slice(rows // 2, rows // 2 * 2)
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -380,6 +383,10 @@ RECIPES = (
     *(DPC_FLICKR30K, DPC_COCO),
     *(scarce(DPC_FLICKR30K, percent, captions) for percent, captions in ((10, 5), (20, 5), (50, 2), (50, 5))),
     *(scarce(DPC_COCO, percent, captions) for percent, captions in ((10, 1), (50, 2))),
+    *(
+        _first_stage(_changed(COCO, f"dual-path-coco-{clusters}-classes", "table IV", clusters=clusters))
+        for clusters in (3000, 10_000)
+    ),
     _weighed(FLICKR30K, "dual-path-flickr30k-ranking-stage1", "table II", RANKING),
     _weighed(FLICKR30K, "dual-path-flickr30k-ranking", "table II", INSTANCE, RANKING),
     _weighed(FLICKR30K, "dual-path-flickr30k-instance", "table II", INSTANCE, INSTANCE),

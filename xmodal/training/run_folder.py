@@ -52,6 +52,7 @@ class Run:  # what it was started with
     pixels: str = ""  # that later phases read
     texts: str = ""  # captions as features
     text_width: int = 0  # of those: not compared, as `texts` decides it
+    clusters: str = ""  # classes that k-means found; absent from the facts of runs without
 
     @property
     def inputs(self) -> Inputs:
@@ -59,6 +60,8 @@ class Run:  # what it was started with
 
     def facts(self) -> dict[str, Any]:
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.clusters:
+            del facts["clusters"]
         return facts | {
             "layout": LAYOUT,
             "xmodal": __version__,
