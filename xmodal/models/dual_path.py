@@ -33,19 +33,7 @@ from xmodal.losses.mining import in_evaluation
 from xmodal.losses.ranking import halves, hinges
 from xmodal.models import Inputs
 from xmodal.number_rules import check_numbers, one_or_more, zero_or_more
-from xmodal.recipes import (
-    Candidates,
-    Features,
-    Optimiser,
-    Phase,
-    Pixels,
-    Recipe,
-    Step,
-    Tokens,
-    View,
-    learns_classes,
-    scarce,
-)
+from xmodal.recipes import Candidates, Features, Optimiser, Phase, Pixels, Recipe, Step, Tokens, View, scarce
 from xmodal.root.identity import since
 from xmodal.text.position_codes import all_shifts, shifted
 from xmodal.text.vocabularies import PAD, SPECIALS
@@ -238,7 +226,7 @@ class DualPath(nn.Module):
 
     def _labels(self, stream: Stream) -> tuple[Tensor, Tensor]:
         """The classes of pictures and of texts: training items, or identities or clusters of them."""
-        if not learns_classes(self.config):
+        if not self.config.learns_identities and not self.config.clusters:
             return stream.visual_items, stream.text_items
         assert stream.visual_classes is not None
         assert stream.text_classes is not None
@@ -296,6 +284,7 @@ TRUNK = (  # the first convolution, batch norms, other convolutions
     ("trunk.*.downsample.1.*", 0.02),
     ("trunk.*", 1e-3),
 )
+VGG_TRUNK = (("trunk.0.*", 1e-4), ("trunk.*.bias", 0.02), ("trunk.*", 1e-3))
 END_TO_END = replace(SGD, multipliers=(*SGD.multipliers, *TRUNK), schedule=Step((40,), 0.1))
 STAGE_1 = Phase(240, SGD, INSTANCE, captions="one")
 STAGE_2 = Phase(
@@ -362,25 +351,27 @@ def _weighed(recipe: Recipe, name: str, cites: str, *weights: Mapping[str, float
 
 
 def _by_networks(recipe: Recipe, corpus: str) -> tuple[Recipe, ...]:
-    """By ResNet-50 and 152, whose features the store has; after stage I also by VGG-19, which is not trained here."""
+    """By ResNet-50 and 152, and by VGG-19."""
     deep = _changed(recipe, f"dual-path-{corpus}-resnet152", "table III; ResNet-152's depths", depths=DEEP)
     vgg = _by_vgg(recipe, f"dual-path-{corpus}-vgg19")
     shallow = replace(recipe, name=f"dual-path-{corpus}-resnet152-text50")
-    return recipe, deep, *map(_first_stage, (recipe, deep, vgg, shallow))
+    return recipe, deep, vgg, *map(_first_stage, (recipe, deep, vgg, shallow))
 
 
 def _by_vgg(recipe: Recipe, name: str) -> Recipe:
-    """Reads fc7 of whole pictures, which the features stage has."""
-    return replace(recipe, name=name, visual=Features("features"))
+    """Reads fc7 of whole pictures, which the features stage has, and in stage II the pictures."""
+    first, second = recipe.phases
+    second = replace(second, optimiser=replace(second.optimiser, multipliers=(*SGD.multipliers, *VGG_TRUNK)))
+    return replace(recipe, name=name, visual=Features("features"), phases=(first, second))
 
 
 DEEP = (3, 8, 36, 3)
+CUHK_PEDES_VGG = _by_vgg(CUHK_PEDES, "dual-path-cuhk-pedes-vgg16")
 RECIPES = (
     *_by_networks(FLICKR30K, "flickr30k"),
     *_by_networks(COCO, "coco"),
-    CUHK_PEDES,
-    *map(_first_stage, (CUHK_PEDES, _by_vgg(CUHK_PEDES, "dual-path-cuhk-pedes-vgg16"))),
-    *(DPC_FLICKR30K, DPC_COCO),
+    *(CUHK_PEDES, CUHK_PEDES_VGG, DPC_FLICKR30K, DPC_COCO),
+    *map(_first_stage, (CUHK_PEDES, CUHK_PEDES_VGG)),
     *(scarce(DPC_FLICKR30K, percent, captions) for percent, captions in ((10, 5), (20, 5), (50, 2), (50, 5))),
     *(scarce(DPC_COCO, percent, captions) for percent, captions in ((10, 1), (50, 2))),
     *(

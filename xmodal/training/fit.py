@@ -1,8 +1,7 @@
 """Training from cached features; the weights with the highest rsum on the recipe's validation view are kept.
 
 All chance follows from the seed and the step: a killed run goes on from its last checkpoint, with any number of
-processes, and ends as it would have. A backbone's batch normalisation sees each process's part of a batch: freeze it to
-train as one process.
+processes, and ends as it would have.
 """
 
 import copy
