@@ -88,6 +88,17 @@ def test_any_number_of_classes_in_chunks_of_any_size(
         near(one.grad, other.grad if other.grad is not None else torch.zeros_like(other))
 
 
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_an_error_is_a_row_whose_class_has_not_the_highest_logit(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance, "CLASSES", size)
+    rows, weights, labels = random_rows(0, 30, 4), random_rows(1, 5, 4), torch.arange(30) % 5
+    losses, wrong = instance.instance_loss_and_errors(rows.requires_grad_(), weights, labels)
+    assert torch.equal(wrong.bool(), (rows @ weights.T).argmax(dim=1) != labels)
+    assert 0 < wrong.sum() < 30
+    assert losses.requires_grad
+    assert not wrong.requires_grad
+
+
 def test_a_logit_that_would_overflow_does_not() -> None:
     rows = torch.tensor([[200.0], [-200.0]], requires_grad=True)
     losses = instance_loss(rows, torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 0]))

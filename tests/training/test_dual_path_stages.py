@@ -114,6 +114,7 @@ def test_the_second_stage_moves_everything_by_the_rates_that_it_says(pictures: s
 def test_the_first_stage_leaves_pictures_alone_and_the_second_trains_all(pictures: str, whole: str) -> None:
     lines = curve(whole)
     assert [line["phase"] for line in lines] == [1] * 4 + [2] * 4
+    assert all(0 <= line["terms"][f"error_{side}"] <= 1 for line in lines for side in ("visual", "text"))
     assert [line["rates"] for line in lines[::4]] == [[1e-4, 0.1], [1e-5, 1e-4, 0.002, 0.1]]
     after = read_tensors(whole, run_folder.LAST)["model"]
     first = {name: values.clone() for name, values in end_to_end(opened(pictures)[0]).state_dict().items()}

@@ -25,7 +25,7 @@ from xmodal.models import Inputs, Scorer, Solvable, Trainable
 from xmodal.recipes import CONCEPTS, Recipe, Tokens, learns_classes
 from xmodal.root.identity import canonical_json, to_plain
 from xmodal.training import run_folder
-from xmodal.training.optimisers import total
+from xmodal.training.optimisers import are_weighed, total
 
 INPUTS = Inputs(visual_width=12, text_width=15, instances=8)
 ROWS = 8
@@ -156,7 +156,7 @@ def objective_names(recipe: Recipe) -> Iterator[str]:
         yield f"objective() returns a {type(terms).__name__}: return a dict of terms by their names"
         return
     for number, phase in enumerate(recipe.phases, 1):
-        if terms.keys() != phase.weights.keys():
+        if not are_weighed(terms, phase.weights):
             given, weighed = ", ".join(sorted(terms)), ", ".join(sorted(phase.weights))
             yield f"objective() gives the terms {given}, and phase {number} weighs {weighed}"
 

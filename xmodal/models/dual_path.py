@@ -28,7 +28,7 @@ from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.batches.distributed import WholeBatchNorm, gather
 from xmodal.batches.sample_order import SampleRandom, training_shifts
-from xmodal.losses.instance import instance_loss
+from xmodal.losses.instance import instance_loss_and_errors
 from xmodal.losses.mining import in_evaluation
 from xmodal.losses.ranking import halves, hinges
 from xmodal.models import Inputs
@@ -198,7 +198,8 @@ class DualPath(nn.Module):
         # of a whole batch, as all processes draw alike: a module nn.Dropout would be refused in several
         rows_ND = dropout(torch.cat([visual_ND, text_ND]), self.config.dropout, self.training)
         classifier, labels_N = self.classifier, torch.cat([visual_N, text_N])
-        of_visual, of_text = instance_loss(rows_ND, classifier.weight, labels_N, classifier.bias).chunk(2)
+        both = instance_loss_and_errors(rows_ND, classifier.weight, labels_N, classifier.bias)
+        (of_visual, of_text), (wrong_visual, wrong_text) = (one.chunk(2) for one in both)
         of_pictures_H, of_texts_H = hinges(normalize(visual_ND, dim=1), normalize(text_ND, dim=1), self.config.margin)
         first, second = halves(len(visual_ND))
         wrong_text_H, wrong_visual_H = (visual_N[first] != side[second] for side in (text_N, visual_N))
@@ -207,6 +208,8 @@ class DualPath(nn.Module):
             "instance_visual": of_visual.mean(),
             "instance_text": of_text.mean(),
             "ranking": ranking / len(visual_ND),
+            "error_visual": wrong_visual.mean(),  # for the log (figure 8)
+            "error_text": wrong_text.mean(),
         }
 
     def text_features(self, codes_BL: Tensor) -> Tensor:
