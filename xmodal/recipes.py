@@ -80,6 +80,23 @@ class Learning(Protocol):
     def learns(self) -> bool: ...
 
 
+@runtime_checkable
+class Clustering(Protocol):
+    """A model's config that says how many classes k-means makes of the training items; 0 is none."""
+
+    @property
+    def clusters(self) -> int: ...
+
+
+def clusters_of(model: object) -> int:
+    return model.clusters if isinstance(model, Clustering) else 0
+
+
+def learns_classes(model: object) -> bool:
+    """Whether a model's config has classes of the corpus or of k-means, not one for every item."""
+    return (isinstance(model, Classifying) and model.learns_identities) or clusters_of(model) > 0
+
+
 MOST_WORDS = 512  # of a caption, beside <start> and <end>: a batch is as wide as its longest one
 
 

@@ -15,10 +15,11 @@ from typing import Any
 from pipelines import stages
 from pipelines.papers import recipe_runs
 from xmodal import corpora
+from xmodal.batches.cluster_classes import CLUSTERS
 from xmodal.corpora import Printed
 from xmodal.errors import UserError
 from xmodal.metrics import protocols
-from xmodal.recipes import WRITTEN, Features, Recipe
+from xmodal.recipes import WRITTEN, Features, Recipe, clusters_of
 
 FOLDER = Path(__file__).parent
 KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
@@ -192,8 +193,9 @@ def recipe_of(row: Row, available: Available) -> Recipe:
 
 def stages_of(recipe: Recipe) -> list[str]:
     read = [read.stage for read in (recipe.visual, recipe.text) if isinstance(read, Features)]
-    of_pictures = recipe.visual.frames is None and any(phase.pixels for phase in recipe.phases)
-    return [*read, "pixels"] if of_pictures else read  # frames are built before features of clips
+    if recipe.visual.frames is None and any(phase.pixels for phase in recipe.phases):
+        read.append("pixels")  # frames are built before features of clips
+    return [*read, CLUSTERS] if clusters_of(recipe.model) else read
 
 
 def texts_of(recipe: Recipe) -> list[str]:

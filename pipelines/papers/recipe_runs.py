@@ -1,7 +1,7 @@
 """Recipes by name or from a user's file, with settings, trained and evaluated."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -176,16 +176,20 @@ def read_for(config: Config, setup: Setup, corpus: str, split: str | None) -> tu
     return View(corpus, split or test_split(setup.tables(corpus), corpus)), Features("resnet")
 
 
-def look(
-    run: Path, setup: Setup, split: str | None, attention: Path | None, plane: Path | None, **some: Any
-) -> dict[str, Any]:
-    """Draws attention in a folder, or a plane of embeddings; without a folder, probes uncertainty."""
+def look(run: Path, setup: Setup, split: str | None, kind: str, folder: Path | None, **some: Any) -> dict[str, Any]:
+    """Draws pictures of a kind, such as attention, in a folder; without one, probes uncertainty."""
     from xmodal.evaluation.attention_pictures import draw
-    from xmodal.evaluation.embedding_pictures import draw_plane
+    from xmodal.evaluation.embedding_pictures import draw_correlation, draw_plane
     from xmodal.evaluation.uncertainty_probes import probe
+    from xmodal.evaluation.word_pictures import draw_words
 
-    folder = attention or plane
     if folder is None:
         return asdict(probe(str(run), setup, split))
-    pictures = (draw if attention else draw_plane)(str(run), setup, split, folder, **some)
+    drawings: dict[str, Callable[..., Sequence[Any]]] = {
+        "attention": draw,
+        "tsne": draw_plane,
+        "correlation": draw_correlation,
+        "words": draw_words,
+    }
+    pictures = drawings[kind](str(run), setup, split, folder, **some)
     return {"folder": str(folder), "pictures": [asdict(one) for one in pictures]}

@@ -22,11 +22,12 @@ from pipelines.papers.experiments import (
     texts_of,
 )
 from pipelines.stages.resnet import ResNetConfig
+from xmodal.batches.cluster_classes import CLUSTERS
 from xmodal.batches.dataset import SENTENCES
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.metrics.reports import Report
-from xmodal.recipes import Features, Recipe, Tokens
+from xmodal.recipes import Features, Recipe, Tokens, clusters_of
 from xmodal.records.views import has_split, splits
 from xmodal.root.outputs import made_of
 from xmodal.training.run_folder import has_state
@@ -79,8 +80,13 @@ def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
     yield f"xmodal build {recipe.view.corpus} {at}"
     for stage in [*stages_of(recipe), *texts_of(recipe)]:
         settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
-        of_texts = _set_codebook(recipe) if stage == SENTENCES else ""
-        yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}{of_texts}"
+        if stage == SENTENCES:
+            settings += _set_codebook(recipe)
+        if stage == CLUSTERS:
+            of_resnet = (setting for setting in experiment.build if setting.startswith("resnet."))
+            found = (f"clusters.count={clusters_of(recipe.model)}", f"clusters.split={recipe.view.split}")
+            settings += _set([*of_resnet, *found])
+        yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}"
 
 
 def _set_codebook(recipe: Recipe) -> str:
@@ -168,6 +174,9 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
         try:
             if isinstance(recipe.text, Features) and stage == recipe.text.stage:
                 setup.texts_of(recipe.text, tables, setup.store(recipe.visual.stage, tables))
+                continue
+            if stage == CLUSTERS:
+                setup.clusters(recipe, tables, setup.store(recipe.visual.stage, tables))
                 continue
             store = setup.store(stage, tables)
             if store.spec.ragged and any(phase.pixels for phase in recipe.phases):

@@ -1,12 +1,16 @@
 """Texts that a batch brings beside its pairs, and epochs of items with one caption each."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from pipelines.cli import main
+from pipelines.engine.picture_decoder import PictureDecoder
 from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
+from tests.userdata.test_own import picture, write_csv
 from xmodal.batches.batch import ANNOTATED, Stream
 from xmodal.batches.dataset import open_dataset
 from xmodal.batches.loader import Loader
@@ -14,6 +18,9 @@ from xmodal.batches.reader import Reader
 from xmodal.recipes import Candidates
 
 TEXTS = 7
+SPLITS = "train=0.8,test=0.2"
+SMALL = ("resnet.network=resnet18", "resnet.weights=random:0", "resnet.resize=32", "resnet.crop=32")
+SMALL += ("resnet.output=pooled", "resnet.rows_per_shard=4")
 
 
 @pytest.fixture(scope="module")
@@ -75,3 +82,36 @@ def test_texts_of_other_corpora_are_not_needed(tmp_path: Path) -> None:
     (stream,) = streams(Loader(few, 16, sampler=Candidates(40)))
     assert len(stream.candidates) == 40
     assert set(stream.text_items[stream.candidates].tolist()) <= set(range(len(few.examples.ids)))
+
+
+def test_mining_meets_the_rows_of_a_list_that_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of the earlier list are taken over to other places: texts and pictures still belong together."""
+    decoded, decode = list[bytes](), PictureDecoder.decode
+
+    def counted(self: PictureDecoder, data: bytes, *rest: Any) -> Any:
+        decoded.append(data)
+        return decode(self, data, *rest)
+
+    monkeypatch.setattr(PictureDecoder, "decode", counted)
+    grown, whole = tmp_path / "grown", tmp_path / "whole"
+    for root, numbers in ((grown, range(1, 30, 2)), (grown, range(30)), (whole, range(30))):
+        write_csv(tmp_path / "mylist.csv", listed(tmp_path, numbers))
+        command = ["build", str(tmp_path / "mylist.csv/resnet"), "--root", str(root), "--splits", SPLITS, "--quiet"]
+        assert main([*command, *(word for setting in SMALL for word in ("--set", setting))]) == 0
+    reader, fresh = (open_dataset(str(root), "mylist").reader("own/train", "resnet") for root in (grown, whole))
+    assert reader.store.output.totals["counts"]["rows"] == 30
+    assert len(decoded) == 15 + 15 + 30  # the first list's rows were not made again
+    told = dict(zip(fresh.examples.caption_ids, fresh.examples.caption_items.tolist(), strict=True))
+    for stream in streams(Loader(reader, 4, sampler=Candidates(TEXTS))):
+        ids = [reader.examples.ids[item] for item in stream.visual_items.tolist()]
+        assert torch.equal(stream.visual.values[:, 0], torch.from_numpy(fresh.store.read(ids)))
+        for row, caption in enumerate(stream.captions.tolist()):
+            item = fresh.examples.ids[told[reader.examples.caption_ids[caption]]]
+            assert reader.examples.ids[int(stream.text_items[row])] == item
+
+
+def listed(folder: Path, numbers: range) -> list[dict[str, str]]:
+    """Pictures by number with three captions each."""
+    for number in numbers:
+        (folder / f"p{number:03d}.png").write_bytes(picture(number))
+    return [{"url": f"p{n:03d}.png", "caption": f"a thing {n} {text}"} for n in numbers for text in range(3)]

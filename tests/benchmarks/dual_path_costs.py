@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
 
 from tests.benchmarks.measured import timed
 from xmodal.losses.instance import instance_loss
@@ -103,6 +104,12 @@ def text_steps() -> tuple[Callable[[], float], Callable[[], float]]:
         return lambda: timed(step)
 
     return stepping(theirs, theirs), stepping(side, ours.text_features)
+
+
+def gigaflops(step: Callable[[], object]) -> float:
+    with FlopCounterMode(display=False) as counter:
+        step()
+    return counter.get_total_flops() / 1e9
 
 
 def _check_near(one: Tensor, other: Tensor, share: float) -> None:

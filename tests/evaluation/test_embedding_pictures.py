@@ -19,9 +19,10 @@ from tests.toy_root import one_thread as one_thread
 from tests.training.test_training_together import PVSE
 from xmodal.errors import UserError
 from xmodal.evaluation import embedding_pictures
-from xmodal.evaluation.embedding_pictures import FIRST, draw_plane, perplexity_of, plane
+from xmodal.evaluation.embedding_pictures import FIRST, PANEL, draw_plane, perplexity_of, plane
 from xmodal.evaluation.run_metrics import open_run
 from xmodal.media.charts import Series, Titles
+from xmodal.media.drawing import GAP, LINE
 from xmodal.models.cca import CCAConfig
 from xmodal.recipes import Features
 from xmodal.training.run_setup import Setup
@@ -183,3 +184,26 @@ def test_an_item_named_twice_is_one_point_and_a_closed_form_has_a_plane(
     draw_plane(str(tmp_path / "closed"), Setup(root), "toy/train", tmp_path, first=5)
     assert [[len(series.points_N2) for series in drawn] for drawn, _ in given] == [[4, 4], [5, 5]]
     assert given[1][1].top == f"closed: 5 of {len(ids)} items of toy/train"
+
+
+def test_correlations_are_of_features_before_and_of_embeddings_after(
+    root: str, run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ids, visual, _ = encoded(run, root, "toy/train")
+    some = [ids[7], ids[3], ids[50], ids[20], ids[21]]
+    command = ["look", run, "--root", root, "--split", "toy/train", "--correlation", str(tmp_path), "--json"]
+    assert main([*command, "--items", *some]) == 0
+    (drawn,) = json.loads(capsys.readouterr().out)["pictures"]
+    features = open_run(run, Setup(root), "toy/train").features.read(some).astype(float).mean(axis=1)
+    means = []
+    for rows in (features, visual[[7, 3, 50, 20, 21]]):
+        means.append(np.mean([np.corrcoef(rows[i], rows[j])[0, 1] for i in range(5) for j in range(5) if i != j]))
+    assert drawn["caption"] == "5 items of toy/train, features: {:.3f}, embeddings: {:.3f}".format(*means)
+    with Image.open(drawn["path"]) as image:
+        pixels = np.asarray(image.convert("L")).astype(float)
+    panels = [pixels[LINE : LINE + PANEL, left : left + PANEL] for left in (0, PANEL + GAP)]
+    for panel, rows in zip(panels, (features, visual[[7, 3, 50, 20, 21]]), strict=True):
+        shown = panel.reshape(5, PANEL // 5, 5, PANEL // 5)[:, 0, :, 0]
+        np.testing.assert_allclose(1 - shown / 255, np.corrcoef(rows).clip(0, 1), atol=0.01)
+    assert main([*command, "--items", ids[0]]) == 1
+    assert "a correlation takes two items" in capsys.readouterr().err

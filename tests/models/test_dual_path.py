@@ -20,8 +20,9 @@ from xmodal.checks.model_contract import INPUTS
 from xmodal.losses import instance
 from xmodal.losses.instance import instance_loss
 from xmodal.losses.mining import in_evaluation
+from xmodal.losses.ranking import hinges
 from xmodal.models import Inputs
-from xmodal.models.dual_path import COCO, FLICKR30K, RECIPES, SMALL, Block, DualPath, DualPathConfig, hinges
+from xmodal.models.dual_path import COCO, FLICKR30K, RECIPES, SMALL, Block, DualPath, DualPathConfig
 from xmodal.recipes import Candidates
 from xmodal.root.identity import fingerprint
 from xmodal.training import optimisers
@@ -85,6 +86,17 @@ def test_any_number_of_classes_in_chunks_of_any_size(
     near(found, expected.detach())
     for one, other in zip(ours[: 2 + bias], theirs, strict=False):
         near(one.grad, other.grad if other.grad is not None else torch.zeros_like(other))
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 9])
+def test_an_error_is_a_row_whose_class_has_not_the_highest_logit(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instance, "CLASSES", size)
+    rows, weights, labels = random_rows(0, 30, 4), random_rows(1, 5, 4), torch.arange(30) % 5
+    losses, wrong = instance.instance_loss_and_errors(rows.requires_grad_(), weights, labels)
+    assert torch.equal(wrong.bool(), (rows @ weights.T).argmax(dim=1) != labels)
+    assert 0 < wrong.sum() < 30
+    assert losses.requires_grad
+    assert not wrong.requires_grad
 
 
 def test_a_logit_that_would_overflow_does_not() -> None:
@@ -343,8 +355,9 @@ def test_parts_that_were_frozen_stay_in_evaluation_mode() -> None:
     assert not model.text.training
 
 
-def test_classes_may_be_identities() -> None:
-    model = built(replace(CONFIG, learns_identities=True), replace(INPUTS, instances=3))
+@pytest.mark.parametrize("by", [{"learns_identities": True}, {"clusters": 3}])
+def test_classes_may_be_identities_or_clusters(by: dict[str, Any]) -> None:
+    model = built(replace(CONFIG, **by), replace(INPUTS, instances=3))
     classes = torch.arange(6) % 3
     stream = replace(mined_stream(candidates=0), visual_classes=classes, text_classes=classes)
     terms = model.objective(Batch({ANNOTATED: stream}))
@@ -390,6 +403,8 @@ def test_the_recipes_are_those_of_the_paper() -> None:
         ({"length": 30}, "length 30 must be a multiple of 4"),
         ({"dropout": 1.0}, "dropout 1.0"),
         ({"margin": -1.0}, "margin -1.0"),
+        ({"clusters": -1}, "clusters -1"),
+        ({"clusters": 3, "learns_identities": True}, "identities or 3 clusters, not both"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,5 +1,6 @@
 """Dual-Path's two stages: what moves and how fast, whole pictures at the test, a kill in either, and two processes."""
 
+import copy
 import os
 import signal
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.toy_root import fit, recipe
@@ -23,6 +24,7 @@ from xmodal.batches.dataset import open_dataset
 from xmodal.batches.reader import Reader
 from xmodal.checks.model_contract import INPUTS
 from xmodal.evaluation.run_metrics import evaluate
+from xmodal.features.networks import ResNet
 from xmodal.models import Inputs
 from xmodal.models.dual_path import END_TO_END, FLICKR30K, DualPath, DualPathConfig
 from xmodal.recipes import Candidates, Optimiser, Pixels, Recipe, View
@@ -112,6 +114,7 @@ def test_the_second_stage_moves_everything_by_the_rates_that_it_says(pictures: s
 def test_the_first_stage_leaves_pictures_alone_and_the_second_trains_all(pictures: str, whole: str) -> None:
     lines = curve(whole)
     assert [line["phase"] for line in lines] == [1] * 4 + [2] * 4
+    assert all(0 <= line["terms"][f"error_{side}"] <= 1 for line in lines for side in ("visual", "text"))
     assert [line["rates"] for line in lines[::4]] == [[1e-4, 0.1], [1e-5, 1e-4, 0.002, 0.1]]
     after = read_tensors(whole, run_folder.LAST)["model"]
     first = {name: values.clone() for name, values in end_to_end(opened(pictures)[0]).state_dict().items()}
@@ -164,16 +167,19 @@ def test_the_middle_of_a_picture_is_one_window(pictures: str) -> None:
     assert end_to_end(features).features(middle).values.shape == (2, 1, 512)
 
 
-def share_of_a_step(folder: str) -> None:
+def share_of_a_step(folder: str, from_pixels: bool = False) -> None:
     """Loss, gradients and statistics of batches of several sizes; two processes borrow where they are odd."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     found = []
     with distributed.process_group("cpu"):
         for rows in (5, 6):
             torch.manual_seed(0)
-            model = CONFIG.build(INPUTS)
+            model = in_front(CONFIG.build(INPUTS)) if from_pixels else CONFIG.build(INPUTS)
             share = -(-rows // world)
-            batch = Batch({ANNOTATED: part(range(rank * share, (rank + 1) * share))}, borrowed=share * world - rows)
+            stream = part(
+                range(rank * share, (rank + 1) * share), (3, 64, 64) if from_pixels else (INPUTS.visual_width,)
+            )
+            batch = Batch({ANNOTATED: stream}, borrowed=share * world - rows)
             with distributed.whole_batch(batch):
                 loss = optimisers.total(model.objective(batch), STAGE_2.weights)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -183,9 +189,18 @@ def share_of_a_step(folder: str) -> None:
     torch.save(found, f"{folder}/{world}-{rank}.pt")
 
 
-def part(rows: range) -> Stream:
+def in_front(model: DualPath) -> WithBackbone:
+    """A CNN of one layer before the model, whose grid is 2 x 2."""
+    trunk = nn.Sequential(
+        nn.Conv2d(3, INPUTS.visual_width, 32, stride=32), nn.BatchNorm2d(INPUTS.visual_width), nn.ReLU()
+    )
+    network = ResNet("resnet18", "random:0", resize=72, crop=64, output="pooled")
+    return WithBackbone(model, distributed.normalise_whole_batches(trunk), network).train()
+
+
+def part(rows: range, shape: tuple[int, ...]) -> Stream:
     random = np.random.default_rng(0)
-    visual = torch.from_numpy(random.normal(size=(6, 1, INPUTS.visual_width)).astype("float32"))
+    visual = torch.from_numpy(random.normal(size=(6, 1, *shape)).astype("float32"))
     texts = [random.integers(4, INPUTS.text_width, 2 + row % 4).astype("int32") for row in range(11)]
     items, candidates = torch.tensor(list(rows)), torch.arange(6, 11)
     text_rows = torch.cat([items, candidates])
@@ -194,15 +209,27 @@ def part(rows: range) -> Stream:
     return Stream(Padded.whole(visual[items]), text, items, text_rows % 8, text_rows, pairs)
 
 
-def test_two_processes_take_the_step_of_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("from_pixels", [False, True])
+def test_two_processes_take_the_step_of_one(tmp_path: Path, from_pixels: bool) -> None:
     for world in (1, 2):
-        assert processes(world, share_of_a_step, str(tmp_path)) == [0] * world
+        assert processes(world, share_of_a_step, str(tmp_path), from_pixels) == [0] * world
     alone, *ranks = (torch.load(tmp_path / f"{file}.pt") for file in ("1-0", "2-0", "2-1"))
     for rank in ranks:
         for ours, theirs in zip(rank, alone, strict=True):
             for one, other in zip(ours, theirs, strict=True):
                 assert isinstance(one, Tensor)
                 torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+def test_a_network_has_the_batch_norms_and_the_bits_of_before_in_one_process() -> None:
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Sequential(nn.BatchNorm2d(4, eps=0.1, momentum=0.3)), nn.ReLU())
+    whole, maps = distributed.normalise_whole_batches(copy.deepcopy(plain)), torch.randn(5, 3, 8, 8)
+    assert isinstance(whole.get_submodule("1.0"), distributed.WholeBatchNorm2d)
+    for training in (True, False):
+        assert torch.equal(whole.train(training)(maps), plain.train(training)(maps))
+    assert whole.state_dict().keys() == plain.state_dict().keys()
+    assert all(torch.equal(values, whole.state_dict()[name]) for name, values in plain.state_dict().items())
 
 
 def test_classes_are_items_or_what_the_corpus_calls_them(tmp_path: Path) -> None:

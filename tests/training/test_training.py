@@ -507,6 +507,13 @@ def test_a_plateau_is_counted_as_torch_counts_it(kind: str) -> None:
         assert ours == pytest.approx(weights.param_groups[0]["lr"])
 
 
+def test_a_term_without_a_gradient_may_go_unweighed_and_counts_in_no_loss() -> None:
+    main, error = torch.tensor(8.0, requires_grad=True), torch.tensor(0.5)
+    assert total({"error": error, "main": main}, {"main": 2.0}).item() == 16.0
+    with pytest.raises(UserError, match="the objective has the terms error, main, but a phase weighs main: "):
+        total({"error": error * main, "main": main}, {"main": 2.0})
+
+
 def test_relative_weights_are_constants() -> None:
     main, extra = torch.tensor(8.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)
     loss = total({"main": main, "extra": extra}, {"main": 2.0, "extra": Relative(0.1, to="main")})

@@ -227,8 +227,8 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {output: make_root(tmp_path_factory.mktemp(output), output) for output in ("grid", "pooled")}
 
 
-def make_root(folder: Path, output: str, **settings: object) -> str:
-    """Ten scenes, wider than they are high, with their features and their pixels."""
+def make_raw(folder: Path) -> Path:
+    """Ten scenes, wider than they are high, and their captions."""
     raw = folder / "raw"
     raw.mkdir()
     names = [f"p{number:03d}.jpg" for number in range(10)]
@@ -238,6 +238,12 @@ def make_root(folder: Path, output: str, **settings: object) -> str:
     (raw / "captions.tsv").write_text("".join(lines))
     (raw / "splits.json").write_text(json.dumps({"train": names[:8], "val": names[8:]}))
     (raw / "pictures.txt").write_text("".join(f"gopher://gone/{name}\n" for name in names))
+    return raw
+
+
+def make_root(folder: Path, output: str, **settings: object) -> str:
+    """The scenes with their features and their pixels."""
+    raw = make_raw(folder)
     site = BuildOptions(
         open_storage(str(folder / "root")), raw=raw, settings=SETTINGS | {"resnet.output": output} | settings
     )

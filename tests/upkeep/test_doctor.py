@@ -89,7 +89,15 @@ def test_a_machine_without_extras_is_fine_and_hears_what_each_would_give(bare: P
             "gensim",
             "opencv-contrib-python-headless",
         ),
-        *("stage clips", "stage codebook", "stage frames", "stage resnet", "stage features", "stage clip_features"),
+        *(
+            "stage clips",
+            "stage clusters",
+            "stage codebook",
+            "stage frames",
+            "stage resnet",
+            "stage features",
+            "stage clip_features",
+        ),
         *("stage regions", "stage proposals", "stage tags"),
     }
     assert checks["stage frames"]["found"] == "without av"

@@ -79,10 +79,15 @@ def whole_batch(batch: Batch) -> Iterator[WholeBatch]:
 
 def gather(rows: Tensor) -> Tensor:
     """The rows of all processes, each with equally many; a sample may have several."""
-    whole = _whole.get() or WholeBatch()
-    whole.is_gathered = True
+    (_whole.get() or WholeBatch()).is_gathered = True
+    return _gathered(rows)
+
+
+def _gathered(rows: Tensor) -> Tensor:
+    """Leaves open whether the objective compares rows: statistics of them do not."""
     if world() == 1:
         return rows
+    whole = _whole.get() or WholeBatch()
     gathered = cast(Tensor, _Gather.apply(rows))
     return gathered[: len(gathered) - whole.borrowed * (len(rows) // whole.samples)]
 
@@ -139,16 +144,52 @@ class WholeBatchNorm(nn.Module):
 
     def _by_all_processes(self, rows: Tensor) -> Tensor:
         rows_BLC = rows.view(len(rows), -1, rows.shape[-1])
-        spread_BC, mean_BC = torch.var_mean(rows_BLC, dim=1, correction=0)
-        spread_NC, mean_NC = gather(torch.cat([spread_BC, mean_BC], dim=1)).chunk(2, dim=1)
-        if (count := len(mean_NC) * rows_BLC.shape[1]) == 1:
+        mean_C, variance_C, count = _statistics(rows_BLC)
+        if count == 1:
             return self._by_own_rows(rows, learns=False)
-        between_C, mean_C = torch.var_mean(mean_NC, dim=0, correction=0)
-        variance_C = between_C + spread_NC.mean(dim=0)
         with torch.no_grad():
             self.running_mean.lerp_(mean_C, self.momentum)
             self.running_var.lerp_(variance_C * count / (count - 1), self.momentum)
         return (rows - mean_C) * (variance_C + self.epsilon).rsqrt() * self.weight + self.bias
+
+
+class WholeBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm of a CNN's maps (B, C, H, W), by the pictures that all processes have of a batch."""
+
+    def forward(self, maps_BCHW: Tensor) -> Tensor:
+        if not self.training or world() == 1:
+            return super().forward(maps_BCHW)
+        running_mean, running_var, seen = self.running_mean, self.running_var, self.num_batches_tracked
+        assert self.momentum is not None
+        assert running_mean is not None
+        assert running_var is not None
+        assert seen is not None
+        mean_C, variance_C, count = _statistics(maps_BCHW.float().flatten(2).transpose(1, 2))
+        with torch.no_grad():
+            running_mean.lerp_(mean_C, self.momentum)
+            running_var.lerp_(variance_C * count / max(count - 1, 1), self.momentum)
+            seen.add_(1)
+        scale_C = (variance_C + self.eps).rsqrt() * self.weight
+        shift_C = self.bias - mean_C * scale_C
+        return (maps_BCHW * scale_C[:, None, None] + shift_C[:, None, None]).to(maps_BCHW.dtype)
+
+
+def normalise_whole_batches(network: nn.Module) -> nn.Module:
+    """Makes every batch norm of a CNN one of the whole batch; the network and the names of its state stay."""
+    for name, module in list(network.named_modules()):
+        if type(module) is nn.BatchNorm2d:
+            whole = WholeBatchNorm2d(module.num_features, module.eps, module.momentum)
+            whole.load_state_dict(module.state_dict())
+            network.set_submodule(name, whole.train(module.training))
+    return network
+
+
+def _statistics(rows_BLC: Tensor) -> tuple[Tensor, Tensor, int]:
+    """Mean and variance (C,) of the rows of all processes, and how many positions these have."""
+    spread_BC, mean_BC = torch.var_mean(rows_BLC, dim=1, correction=0)
+    spread_NC, mean_NC = _gathered(torch.cat([spread_BC, mean_BC], dim=1)).chunk(2, dim=1)
+    between_C, mean_C = torch.var_mean(mean_NC, dim=0, correction=0)
+    return mean_C, between_C + spread_NC.mean(dim=0), len(mean_NC) * rows_BLC.shape[1]
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:

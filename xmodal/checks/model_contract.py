@@ -22,10 +22,10 @@ from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.checks.corpus_contract import FAILURES
 from xmodal.models import Inputs, Scorer, Solvable, Trainable
-from xmodal.recipes import CONCEPTS, Classifying, Recipe, Tokens
+from xmodal.recipes import CONCEPTS, Recipe, Tokens, learns_classes
 from xmodal.root.identity import canonical_json, to_plain
 from xmodal.training import run_folder
-from xmodal.training.optimisers import total
+from xmodal.training.optimisers import are_weighed, total
 
 INPUTS = Inputs(visual_width=12, text_width=15, instances=8)
 ROWS = 8
@@ -122,8 +122,8 @@ def eight_pairs(recipe: Recipe, seed: int = 0, inputs: Inputs = INPUTS) -> Strea
         text = [random.integers(0, inputs.visual_width + 1, 1 + row % 4).astype("int32") for row in range(ROWS)]
     else:
         text = [random.normal(size=(1, inputs.text_width)).astype("float32") for _ in range(ROWS)]
-    by_identity = isinstance(recipe.model, Classifying) and recipe.model.learns_identities
-    return Stream.paired(Padded.of(visual), Padded.of(text), rows, rows, rows if by_identity else None)
+    by_class = learns_classes(recipe.model)
+    return Stream.paired(Padded.of(visual), Padded.of(text), rows, rows, rows if by_class else None)
 
 
 def batch(recipe: Recipe, stream: Stream) -> Batch:
@@ -156,7 +156,7 @@ def objective_names(recipe: Recipe) -> Iterator[str]:
         yield f"objective() returns a {type(terms).__name__}: return a dict of terms by their names"
         return
     for number, phase in enumerate(recipe.phases, 1):
-        if terms.keys() != phase.weights.keys():
+        if not are_weighed(terms, phase.weights):
             given, weighed = ", ".join(sorted(terms)), ", ".join(sorted(phase.weights))
             yield f"objective() gives the terms {given}, and phase {number} weighs {weighed}"
 

@@ -115,7 +115,7 @@ def grid_network(asked: OpenedRun) -> ResNet:
         raise UserError(f"{where} does not say which network saw the pictures: train from the resnet stage") from None
     if asked.features.spec.ragged:
         raise UserError(f"{where} has a row for each sample of a clip, which are no grid")
-    if network.output != "grid":
+    if not isinstance(network, ResNet) or network.output != "grid":
         raise UserError(f"{where} is pooled, which is no grid: build features with --set resnet.output=grid")
     return network
 

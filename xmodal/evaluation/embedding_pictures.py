@@ -1,4 +1,7 @@
-"""Embedding pictures: a split's items and their captions on a plane, by t-SNE of a run's embeddings (A3VSE, figure 3).
+"""Embedding pictures: a plane of a run's embeddings by t-SNE, and correlations of its items' embeddings.
+
+A plane has a split's items and their captions (A3VSE, figure 3). Correlations are between items, of the features that a
+run reads and of its embeddings (Dual-Path, figure 4).
 
 Shapes: N rows, E width of an embedding.
 """
@@ -9,18 +12,22 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
+from xmodal.batches.cluster_classes import pooled_rows
 from xmodal.errors import UserError, extra_needed
 from xmodal.evaluation.attention_pictures import places_of
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.features.contact_sheets import DrawnPicture, save_sheets
 from xmodal.media.charts import Series, Titles, scatter_chart
+from xmodal.media.drawing import labelled, side_by_side
 from xmodal.metrics.similarities import cuts
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats, on_device
 
 FIRST = 500  # items: more dots cover each other
+CORRELATED, PANEL = 100, 400  # items as in the paper, and pixels of a panel's side
 FEWEST = 4  # of whose neighbours something is to be seen
 PERPLEXITY = 30.0  # neighbours that a point is near to: scikit-learn's default, as the paper tells none
 SEED = 0
@@ -47,6 +54,31 @@ def draw_plane(
     titles = Titles(f"{asked.started.recipe.name}: {of}", note, "first axis of t-SNE", "second axis of t-SNE")
     sheet = scatter_chart([Series("items", visual_N2), Series("captions", text_N2)], titles)
     return list(save_sheets(folder, [(Path(run).resolve().name, of, sheet)], lambda done: None))
+
+
+def draw_correlation(
+    run: str, setup: Setup, split: str | None, folder: Path, *, items: Sequence[str] = (), first: int = CORRELATED
+) -> list[DrawnPicture]:
+    """Draws one PNG: Pearson's correlation of the items' features with each other, and of their embeddings."""
+    asked = open_run(run, setup, split)
+    places = places_of(asked, items)[: None if items else first]
+    if len(places) < 2:
+        raise UserError("a correlation takes two items: name more")
+    features = pooled_rows(asked.features, [asked.reader.examples.ids[place] for place in places])
+    embeddings = np.split(_embeddings(asked, run, setup, places), 2)[0]
+    found = [np.asarray(np.corrcoef(rows.astype(np.float64))) for rows in (features, embeddings)]
+    others = ~np.eye(len(places), dtype=bool)
+    titles = [f"{name}: {one[others].mean():.3f}" for name, one in zip(("features", "embeddings"), found, strict=True)]
+    of = f"{len(places):,} items of {asked.view.split}"
+    legend = f"{asked.started.recipe.name}: Pearson's correlation of {of}, white 0 or less, black 1; means of two items"
+    panels = side_by_side([_squares(one) for one in found])
+    sheet = labelled(panels, titles, legend)
+    return list(save_sheets(folder, [(Path(run).resolve().name, f"{of}, {', '.join(titles)}", sheet)], lambda _: None))
+
+
+def _squares(table_NN: NDArray[np.float64]) -> Image.Image:
+    grey_NN = np.round(255 * (1 - table_NN.clip(0, 1))).astype(np.uint8)
+    return Image.fromarray(grey_NN).resize((PANEL, PANEL), Image.Resampling.NEAREST).convert("RGB")
 
 
 def plane(embeddings_NE: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -79,7 +79,7 @@ class Released:
             extractor.trunk.load_state_dict({f"{PLACES[part]}.{rest}": value for (part, rest), value in parts})
         except (LookupError, ValueError, RuntimeError) as error:
             raise UserError(f"has a CNN that is no whole {self.network}: {_line(error)}") from error
-        return WithBackbone(self.build(), extractor).eval()
+        return WithBackbone(self.build(), extractor.trunk, extractor.config).eval()
 
     @property
     def network(self) -> Network | None:

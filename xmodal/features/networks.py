@@ -1,4 +1,4 @@
-"""ResNets that turn pictures into features, and that training goes on with.
+"""ResNets that turn pictures into features, and networks that training goes on with.
 
 Weights are named by torchvision's names, as `random:<seed>`, or as `sha256:<digest>` of a file with a state_dict.
 
@@ -18,7 +18,15 @@ from xmodal import __version__
 from xmodal.errors import UserError
 from xmodal.features import torchvision_models
 from xmodal.features.feature_spec import FeatureSpec
-from xmodal.features.torchvision_models import STRIDE, gigaflops, last_maps, published_weights, width_of
+from xmodal.features.torchvision_models import (
+    STRIDE,
+    WINDOW,
+    as_convolutions,
+    gigaflops,
+    last_maps,
+    published_weights,
+    width_of,
+)
 from xmodal.features.weight_files import check_device, enough_memory, reproducible
 from xmodal.media.images import DEVIATION, MEAN
 
@@ -77,6 +85,31 @@ class ResNet:
         return gigaflops(self.network, self.crop)
 
 
+@dataclass(frozen=True)
+class VGG:
+    """A VGG up to fc7, as the features stage has it and training goes on with it.
+
+    Features are fc7 of one crop, after its ReLU ("centre"), or the sum before its ReLU over all windows of the crop's
+    size, of the picture and of its mirror image, at length 1 ("whole").
+    """
+
+    network: str
+    weights: str
+    views: str
+    resize: int
+    crop: int = WINDOW * STRIDE
+    output: str = "fc7"
+
+    def __post_init__(self) -> None:
+        if self.views not in ("centre", "whole") or self.crop != WINDOW * STRIDE or self.output != "fc7":
+            given = f"{self.output} of views={self.views} and crop={self.crop}"
+            raise ValueError(f"a VGG is trained further by fc7 of views=centre or whole and crop=224, not by {given}")
+
+    @property
+    def spec(self) -> FeatureSpec:
+        return FeatureSpec(f"{self.network}-{self.output}", (width_of(self.network),))
+
+
 @dataclass(frozen=True, eq=False)
 class Extractor:
     """A network with its weights, and the sha256 of their file or, if random, of the numbers."""
@@ -117,3 +150,12 @@ def load(config: ResNet, weights_file: Path | None = None) -> Extractor:
     config.check_weights()
     network, digest = torchvision_models.load(config.network, config.weights, weights_file)
     return Extractor(config, last_maps(network).to(config.device), digest)
+
+
+def load_trunk(config: ResNet | VGG, weights_file: Path | None = None) -> "tuple[nn.Module, str]":
+    """Loads the convolutions that training goes on with, and the sha256 of their weights."""
+    if isinstance(config, ResNet):
+        extractor = load(config, weights_file)
+        return extractor.trunk, extractor.weights_sha256
+    network, digest = torchvision_models.load(config.network, config.weights, weights_file, config.output)
+    return as_convolutions(network, activated=config.views == "centre"), digest

@@ -6,7 +6,7 @@ Their output `classes` is a probability of each of ImageNet's 1,000 classes.
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from xmodal.errors import UserError, extra_needed
 from xmodal.features.model_facts import ModelFacts, positions
@@ -128,14 +128,21 @@ def sum_over_positions(network: "nn.Module", pixels_N3HW: "Tensor") -> "Tensor":
 
     Of a VGG it is fc7 without its ReLU, as in layumi/Image-Text-Embedding@eefe0f2:test/getFeature2.m.
     """
-    from torch.nn import functional
+    from torch.nn.functional import avg_pool2d
 
-    maps_NDHW = last_maps(network)(pixels_N3HW)
     if not hasattr(network, "classifier"):
-        return functional.avg_pool2d(maps_NDHW, WINDOW, stride=1).sum((2, 3))
+        return avg_pool2d(last_maps(network)(pixels_N3HW), WINDOW, stride=1).sum((2, 3))
+    return as_convolutions(network, activated=False)(pixels_N3HW).sum((2, 3))  # type: ignore[no-any-return]
+
+
+def as_convolutions(network: "nn.Module", activated: bool) -> "nn.Module":
+    """A VGG up to fc7, or to its ReLU if `activated`, that sees every window of 224 x 224; it has no dropout."""
+    from torch import nn
+
+    layers: list[nn.Module] = [*cast(Any, network).features]
     for place, side in ((0, WINDOW), (3, 1)):
-        layer: Any = network.classifier[place]  # type: ignore[index]
-        kernel = layer.weight.unflatten(1, (-1, side, side))
-        maps_NDHW = functional.conv2d(maps_NDHW.relu() if place else maps_NDHW, kernel, layer.bias)
-    summed: Tensor = maps_NDHW.sum((2, 3))
-    return summed
+        full: Any = cast(Any, network).classifier[place]
+        layer: nn.Conv2d = nn.utils.skip_init(nn.Conv2d, full.in_features // side**2, full.out_features, side)  # type: ignore[no-untyped-call]
+        layer.weight, layer.bias = nn.Parameter(full.weight.detach().unflatten(1, (-1, side, side))), full.bias
+        layers += [layer, nn.ReLU()]
+    return nn.Sequential(*layers if activated else layers[:-1])

@@ -18,25 +18,40 @@ def instance_loss(rows_ND: Tensor, weights_CD: Tensor, labels_N: Tensor, bias_C:
 
     Gradients are computed chunk by chunk too, from logits that are computed anew.
     """
-    losses_N: Tensor = _InstanceLoss.apply(rows_ND, weights_CD, labels_N, bias_C)
-    return losses_N
+    return instance_loss_and_errors(rows_ND, weights_CD, labels_N, bias_C)[0]
+
+
+def instance_loss_and_errors(
+    rows_ND: Tensor, weights_CD: Tensor, labels_N: Tensor, bias_C: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(N,) each: the losses, and 1 where another class than the right one has the highest logit, else 0."""
+    losses_N, wrong_N = _InstanceLoss.apply(rows_ND, weights_CD, labels_N, bias_C)
+    return losses_N, wrong_N
 
 
 class _InstanceLoss(torch.autograd.Function):
     @staticmethod
-    def forward(context: Any, rows_ND: Tensor, weights_CD: Tensor, labels_N: Tensor, bias_C: Tensor | None) -> Tensor:
-        total_N = rows_ND.new_full((len(rows_ND),), -torch.inf)
-        for _, logits_NK in _logits(rows_ND, weights_CD, bias_C):
+    def forward(
+        context: Any, rows_ND: Tensor, weights_CD: Tensor, labels_N: Tensor, bias_C: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        total_N = highest_N = rows_ND.new_full((len(rows_ND),), -torch.inf)
+        first_N = torch.zeros_like(labels_N)  # the class of the highest logit
+        for chunk, logits_NK in _logits(rows_ND, weights_CD, bias_C):
             total_N = torch.logaddexp(total_N, logits_NK.logsumexp(1))
+            here_N, place_N = logits_NK.max(dim=1)
+            first_N = torch.where(here_N > highest_N, chunk.start + place_N, first_N)
+            highest_N = torch.maximum(highest_N, here_N)
         right_N = (rows_ND * weights_CD[labels_N]).sum(1)
         if bias_C is not None:
             right_N = right_N + bias_C[labels_N]
         context.save_for_backward(rows_ND, weights_CD, labels_N, bias_C, total_N)
-        return total_N - right_N
+        wrong_N = (first_N != labels_N).to(total_N.dtype)
+        context.mark_non_differentiable(wrong_N)
+        return total_N - right_N, wrong_N
 
     @staticmethod
     @once_differentiable
-    def backward(context: Any, gradient_N: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(context: Any, gradient_N: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         rows_ND, weights_CD, labels_N, bias_C, total_N = context.saved_tensors
         of_rows_ND, of_weights_CD = torch.zeros_like(rows_ND), torch.empty_like(weights_CD)
         of_bias_C = None if bias_C is None else torch.empty_like(bias_C)

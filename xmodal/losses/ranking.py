@@ -1,6 +1,7 @@
-"""Ranking losses: every pair should beat each wrong partner by a margin (VSE++, PVSE).
+"""Ranking losses: every pair should beat each wrong partner by a margin (VSE++, PVSE), or one chosen one (Dual-Path).
 
-Shapes: V visual rows, T text rows, P pairs, D joint width; Q rows of either side that ask the G of the other.
+Shapes: V visual rows, T text rows, P pairs, D joint width; Q rows of either side that ask the G of the other; N rows of
+a batch, H half of them.
 """
 
 from typing import Literal
@@ -40,3 +41,17 @@ def shortfall(
 
 def reduced(values: Tensor, reduction: Reduction) -> Tensor:
     return values.mean() if reduction == "mean" else values.sum()
+
+
+def hinges(visual_ND: Tensor, text_ND: Tensor, margin: float) -> tuple[Tensor, Tensor]:
+    """(H,) each: how far each pair is from beating the second half's text, and its picture, by the margin."""
+    first, second = halves(len(visual_ND))
+    pairs_H = (visual_ND[first] * text_ND[first]).sum(1)
+    of_pictures_H = margin - pairs_H + (visual_ND[first] * text_ND[second]).sum(1)
+    of_texts_H = margin - pairs_H + (text_ND[first] * visual_ND[second]).sum(1)
+    return of_pictures_H.clamp(min=0), of_texts_H.clamp(min=0)
+
+
+def halves(rows: int) -> tuple[slice, slice]:
+    """The pairs and the negatives of a batch; the last of an odd number is neither."""
+    return slice(0, rows // 2), slice(rows // 2, rows // 2 * 2)

@@ -10,6 +10,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 GAP = 4  # white pixels between panels
 LETTERS, LINE = 18, 26  # pixels: heights of letters and of a line of text
+ZERO = 0.7  # the place of zero in a panel of bars, as a share of its width
+RED, GREY = "#cc2222", "#aaaaaa"
 FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "arial.ttf", "LiberationSans-Regular.ttf")
 
 
@@ -42,6 +44,31 @@ def labelled(panels_HW3: NDArray[np.uint8], names: Sequence[str], legend: str) -
         draw.text((number * step + (step - GAP) // 2, LINE // 2), name, "black", font, "mm")
     for number, line in enumerate(lines):
         draw.text((GAP, height + LINE * (number + 1) + LINE // 2 + GAP), line, "black", font, "lm")
+    return image
+
+
+def side_by_side(panels: Sequence[Image.Image]) -> NDArray[np.uint8]:
+    """(H, W, 3): panels with a gap between them, with white below the shorter ones."""
+    width = sum(panel.width for panel in panels) + GAP * (len(panels) - 1)
+    whole, left = Image.new("RGB", (width, max(panel.height for panel in panels)), "white"), 0
+    for panel in panels:
+        whole.paste(panel, (left, 0))
+        left += panel.width + GAP
+    return np.asarray(whole)
+
+
+def bars(values: Sequence[tuple[str, float]], marked: int, width: int) -> Image.Image:
+    """Draws a bar for each name from a line at zero, to the left if it is negative; the `marked` largest are red."""
+    image = Image.new("RGB", (width, LINE * max(len(values), 1)), "white")
+    draw, font, zero = ImageDraw.Draw(image), font_of(LETTERS), round(ZERO * width)
+    most = max((abs(value) for _, value in values), default=0.0) or 1.0
+    red = sorted(range(len(values)), key=lambda row: -values[row][1])[:marked]
+    for row, (name, value) in enumerate(values):
+        top, end = LINE * row, zero + round(value / most * (1 - ZERO) * (width - GAP))
+        colour = RED if row in red and value > 0 else GREY
+        draw.rectangle((min(zero, end), top + GAP, max(zero, end), top + LINE - GAP), colour)
+        draw.text((GAP, top + LINE // 2), f"{value:+.3f} {name}", "black", font, "lm")
+    draw.line((zero, 0, zero, image.height), "black")
     return image
 
 

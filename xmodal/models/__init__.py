@@ -46,7 +46,10 @@ class Trainable(Scorer[V, T], Protocol[V, T]):
     """A `torch.nn.Module` that learns by gradients; `without_gradient` has patterns of parameters that none moves."""
 
     def objective(self, batch: "Batch") -> "dict[str, Tensor]":
-        """Scalars before weighting, by the names that the phase weighs; a term that is off is zero."""
+        """Scalars before weighting, by the names that the phase weighs; a term that is off is zero.
+
+        Scalars without a gradient may be of other names: these are in the log alone.
+        """
 
 
 @runtime_checkable

@@ -8,8 +8,8 @@ Where paper and code differ, and what is chosen: docs/models.md#dual-path.
   word table for each word, which is a one-hot code times a 1 x 1 convolution; batch norm; residual blocks of 1 x 2
   convolutions, (3, 4, 6, 1) as the code has them; the maximum over all positions; linear, batch norm: f. A test sums f
   over every place where the words fit.
-- Instance loss: softmax over the training items, or over identities, by one classifier for both sides, of f after ReLU
-  and dropout.
+- Instance loss: softmax over the training items, over identities or over clusters of items, by one classifier for both
+  sides, of f after ReLU and dropout.
 - Ranking loss: of f after ReLU, at length 1. The first half of a batch are pairs, the second half their wrong pictures.
   Their wrong texts are the second half's too, or each the nearest of the texts that the sampler `Candidates` adds, by
   the network as it is at that step, in evaluation mode.
@@ -28,11 +28,13 @@ from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.batches.distributed import WholeBatchNorm, gather
 from xmodal.batches.sample_order import SampleRandom, training_shifts
-from xmodal.losses.instance import instance_loss
+from xmodal.losses.instance import instance_loss_and_errors
 from xmodal.losses.mining import in_evaluation
+from xmodal.losses.ranking import halves, hinges
 from xmodal.models import Inputs
 from xmodal.number_rules import check_numbers, one_or_more, zero_or_more
 from xmodal.recipes import Candidates, Features, Optimiser, Phase, Pixels, Recipe, Step, Tokens, View, scarce
+from xmodal.root.identity import since
 from xmodal.text.position_codes import all_shifts, shifted
 from xmodal.text.vocabularies import PAD, SPECIALS
 
@@ -54,12 +56,15 @@ class DualPathConfig:
     learns_identities: bool = False  # classes of the corpus in place of items
     dropout: float = 0.75
     margin: float = 1.0
+    clusters: int = since("0.2", 0)  # classes that k-means made of the items, in place of items
 
     def __post_init__(self) -> None:
         for depth in self.depths:
             one_or_more(depths=depth)
         one_or_more(width=self.width, word_width=self.word_width)
-        zero_or_more(margin=self.margin)
+        zero_or_more(margin=self.margin, clusters=self.clusters)
+        if self.clusters and self.learns_identities:
+            raise ValueError(f"classes are identities or {self.clusters} clusters, not both")
         check_numbers("a multiple of 4 above zero", _is_multiple_of_4, channels=self.channels, length=self.length)
         check_numbers("0 or more, below 1", lambda rate: 0 <= rate < 1, dropout=self.dropout)
 
@@ -193,7 +198,8 @@ class DualPath(nn.Module):
         # of a whole batch, as all processes draw alike: a module nn.Dropout would be refused in several
         rows_ND = dropout(torch.cat([visual_ND, text_ND]), self.config.dropout, self.training)
         classifier, labels_N = self.classifier, torch.cat([visual_N, text_N])
-        of_visual, of_text = instance_loss(rows_ND, classifier.weight, labels_N, classifier.bias).chunk(2)
+        both = instance_loss_and_errors(rows_ND, classifier.weight, labels_N, classifier.bias)
+        (of_visual, of_text), (wrong_visual, wrong_text) = (one.chunk(2) for one in both)
         of_pictures_H, of_texts_H = hinges(normalize(visual_ND, dim=1), normalize(text_ND, dim=1), self.config.margin)
         first, second = halves(len(visual_ND))
         wrong_text_H, wrong_visual_H = (visual_N[first] != side[second] for side in (text_N, visual_N))
@@ -202,6 +208,8 @@ class DualPath(nn.Module):
             "instance_visual": of_visual.mean(),
             "instance_text": of_text.mean(),
             "ranking": ranking / len(visual_ND),
+            "error_visual": wrong_visual.mean(),  # for the log (figure 8)
+            "error_text": wrong_text.mean(),
         }
 
     def text_features(self, codes_BL: Tensor) -> Tensor:
@@ -220,8 +228,8 @@ class DualPath(nn.Module):
         return features_BD.relu() if self.config.head == "official" else features_BD
 
     def _labels(self, stream: Stream) -> tuple[Tensor, Tensor]:
-        """The classes of pictures and of texts: training items, or identities."""
-        if not self.config.learns_identities:
+        """The classes of pictures and of texts: training items, or identities or clusters of them."""
+        if not self.config.learns_identities and not self.config.clusters:
             return stream.visual_items, stream.text_items
         assert stream.visual_classes is not None
         assert stream.text_classes is not None
@@ -257,20 +265,6 @@ class DualPath(nn.Module):
         return codes_TL[chosen_B], labels_T[chosen_B]
 
 
-def hinges(visual_ND: Tensor, text_ND: Tensor, margin: float) -> tuple[Tensor, Tensor]:
-    """(H,) each: how far each pair is from beating the second half's text, and its picture, by the margin."""
-    first, second = halves(len(visual_ND))
-    pairs_H = (visual_ND[first] * text_ND[first]).sum(1)
-    of_pictures_H = margin - pairs_H + (visual_ND[first] * text_ND[second]).sum(1)
-    of_texts_H = margin - pairs_H + (text_ND[first] * visual_ND[second]).sum(1)
-    return of_pictures_H.clamp(min=0), of_texts_H.clamp(min=0)
-
-
-def halves(rows: int) -> tuple[slice, slice]:
-    """The pairs and the negatives of a batch; the last of an odd number is neither."""
-    return slice(0, rows // 2), slice(rows // 2, rows // 2 * 2)
-
-
 def _linear(inputs: int, outputs: int) -> nn.Linear:
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.kaiming_normal_(layer.weight)
@@ -293,6 +287,7 @@ TRUNK = (  # the first convolution, batch norms, other convolutions
     ("trunk.*.downsample.1.*", 0.02),
     ("trunk.*", 1e-3),
 )
+VGG_TRUNK = (("trunk.0.*", 1e-4), ("trunk.*.bias", 0.02), ("trunk.*", 1e-3))
 END_TO_END = replace(SGD, multipliers=(*SGD.multipliers, *TRUNK), schedule=Step((40,), 0.1))
 STAGE_1 = Phase(240, SGD, INSTANCE, captions="one")
 STAGE_2 = Phase(
@@ -359,27 +354,33 @@ def _weighed(recipe: Recipe, name: str, cites: str, *weights: Mapping[str, float
 
 
 def _by_networks(recipe: Recipe, corpus: str) -> tuple[Recipe, ...]:
-    """By ResNet-50 and 152, whose features the store has; after stage I also by VGG-19, which is not trained here."""
+    """By ResNet-50 and 152, and by VGG-19."""
     deep = _changed(recipe, f"dual-path-{corpus}-resnet152", "table III; ResNet-152's depths", depths=DEEP)
     vgg = _by_vgg(recipe, f"dual-path-{corpus}-vgg19")
     shallow = replace(recipe, name=f"dual-path-{corpus}-resnet152-text50")
-    return recipe, deep, *map(_first_stage, (recipe, deep, vgg, shallow))
+    return recipe, deep, vgg, *map(_first_stage, (recipe, deep, vgg, shallow))
 
 
 def _by_vgg(recipe: Recipe, name: str) -> Recipe:
-    """Reads fc7 of whole pictures, which the features stage has."""
-    return replace(recipe, name=name, visual=Features("features"))
+    """Reads fc7 of whole pictures, which the features stage has, and in stage II the pictures."""
+    first, second = recipe.phases
+    second = replace(second, optimiser=replace(second.optimiser, multipliers=(*SGD.multipliers, *VGG_TRUNK)))
+    return replace(recipe, name=name, visual=Features("features"), phases=(first, second))
 
 
 DEEP = (3, 8, 36, 3)
+CUHK_PEDES_VGG = _by_vgg(CUHK_PEDES, "dual-path-cuhk-pedes-vgg16")
 RECIPES = (
     *_by_networks(FLICKR30K, "flickr30k"),
     *_by_networks(COCO, "coco"),
-    CUHK_PEDES,
-    *map(_first_stage, (CUHK_PEDES, _by_vgg(CUHK_PEDES, "dual-path-cuhk-pedes-vgg16"))),
-    *(DPC_FLICKR30K, DPC_COCO),
+    *(CUHK_PEDES, CUHK_PEDES_VGG, DPC_FLICKR30K, DPC_COCO),
+    *map(_first_stage, (CUHK_PEDES, CUHK_PEDES_VGG)),
     *(scarce(DPC_FLICKR30K, percent, captions) for percent, captions in ((10, 5), (20, 5), (50, 2), (50, 5))),
     *(scarce(DPC_COCO, percent, captions) for percent, captions in ((10, 1), (50, 2))),
+    *(
+        _first_stage(_changed(COCO, f"dual-path-coco-{clusters}-classes", "table IV", clusters=clusters))
+        for clusters in (3000, 10_000)
+    ),
     _weighed(FLICKR30K, "dual-path-flickr30k-ranking-stage1", "table II", RANKING),
     _weighed(FLICKR30K, "dual-path-flickr30k-ranking", "table II", INSTANCE, RANKING),
     _weighed(FLICKR30K, "dual-path-flickr30k-instance", "table II", INSTANCE, INSTANCE),

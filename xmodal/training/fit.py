@@ -1,13 +1,12 @@
 """Training from cached features; the weights with the highest rsum on the recipe's validation view are kept.
 
 All chance follows from the seed and the step: a killed run goes on from its last checkpoint, with any number of
-processes, and ends as it would have. A backbone's batch normalisation sees each process's part of a batch: freeze it to
-train as one process.
+processes, and ends as it would have.
 """
 
 import copy
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -16,11 +15,13 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch
+from xmodal.batches.cluster_classes import read_classes
 from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
@@ -31,7 +32,7 @@ from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
 from xmodal.progress import Progress, Silence
-from xmodal.recipes import Classifying, Features, OnePerClass, Phase, Phrases, Recipe, View
+from xmodal.recipes import Features, OnePerClass, Phase, Phrases, Recipe, View, clusters_of, learns_classes
 from xmodal.records.caption_sources import named_text
 from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
@@ -129,21 +130,21 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
     refuse_common(recipe.view, train, recipe, validation)
     if unannotated:
         refuse_common(views[-1], unannotated, recipe, validation)
-    learns_identities = isinstance(recipe.model, Classifying) and recipe.model.learns_identities
-    by_class = learns_identities or any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
-    labels = classes(tables, train.ids) if by_class else None
+    clusters = setup.clusters(recipe, tables, store) if clusters_of(recipe.model) else None
+    labels = _classes(recipe, tables, clusters, train.ids)
     started = Run(
         recipe,
         tables.identity,
         store.output.identity,
         vocabulary,
         store.spec.row_shape[-1],
-        instances=int(labels.max()) + 1 if labels is not None and learns_identities else len(train.ids),
+        instances=int(labels.max()) + 1 if labels is not None and learns_classes(recipe.model) else len(train.ids),
         weights=describe_network(store),
         vectors=sha256_of_vectors(recipe, run, setup.vectors),
         pixels=pictures.output.identity if pictures else "",
         texts="" if dense is None else dense.output.identity,
         text_width=0 if dense is None else math.prod(dense.spec.row_shape),
+        clusters=clusters.identity if clusters else "",
     )
     read = Reader(train, store, recipe.visual, tokens, labels)
     chosen = Reader(validation, store, recipe.visual, tokens)
@@ -153,6 +154,14 @@ def _open(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, _Data]:
         data.streams(phase)
         data.pictured(chosen, phase)
     return started, data
+
+
+def _classes(recipe: Recipe, tables: Output, clusters: Output | None, ids: Sequence[str]) -> NDArray[np.int64] | None:
+    """(ids,): the classes that k-means found, or those of the corpus if the model or a sampler asks for them."""
+    if clusters:
+        return read_classes(clusters, ids)
+    is_asked = learns_classes(recipe.model) or any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
+    return classes(tables, ids) if is_asked else None
 
 
 def _with_named_texts(recipe: Recipe, tables: Output) -> Recipe:

@@ -32,8 +32,15 @@ def rate(optimiser: Optimiser, epoch: int, rsums: Sequence[float]) -> float:
             return first
 
 
+def are_weighed(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) -> bool:
+    """Whether each term that has a gradient is weighed; one without may be in the log alone."""
+    return weights.keys() <= terms.keys() and not any(
+        terms[name].requires_grad for name in terms.keys() - weights.keys()
+    )
+
+
 def check_terms(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) -> None:
-    if terms.keys() != weights.keys():
+    if not are_weighed(terms, weights):
         raise UserError(
             f"the objective has the terms {', '.join(sorted(terms))}, but a phase weighs {', '.join(sorted(weights))}: "
             "weigh each term by its name"
@@ -43,7 +50,9 @@ def check_terms(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relat
 def total(terms: Mapping[str, Tensor], weights: Mapping[str, float | Relative]) -> Tensor:
     """The weighted sum; a relative weight is a constant to the gradient."""
     check_terms(terms, weights)
-    return torch.stack([_weight(terms, name, weights[name]) * term for name, term in terms.items()]).sum()
+    return torch.stack(
+        [_weight(terms, name, weights[name]) * term for name, term in terms.items() if name in weights]
+    ).sum()
 
 
 def check(model: nn.Module, phase: Phase) -> None:

@@ -52,6 +52,7 @@ class Run:  # what it was started with
     pixels: str = ""  # that later phases read
     texts: str = ""  # captions as features
     text_width: int = 0  # of those: not compared, as `texts` decides it
+    clusters: str = ""  # classes that k-means found; absent from the facts of runs without
 
     @property
     def inputs(self) -> Inputs:
@@ -62,10 +63,16 @@ class Run:  # what it was started with
         """The identities of all outputs that the run reads."""
         views = (self.recipe.view, self.recipe.validation, self.recipe.unannotated)
         captions = [view.text.partition("/")[2] for view in views if view]
-        return [*dict.fromkeys(filter(None, (self.records, self.features, self.pixels, self.texts, *captions)))]
+        return [
+            *dict.fromkeys(
+                filter(None, (self.records, self.features, self.pixels, self.texts, self.clusters, *captions))
+            )
+        ]
 
     def facts(self) -> dict[str, Any]:
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
+        if not self.clusters:
+            del facts["clusters"]
         return facts | {
             "layout": LAYOUT,
             "xmodal": __version__,

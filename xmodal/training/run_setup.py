@@ -3,13 +3,14 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from xmodal.batches.cluster_classes import CLUSTERS
 from xmodal.errors import UserError
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
-from xmodal.recipes import Features
+from xmodal.recipes import Features, Recipe, clusters_of
 from xmodal.root.outputs import Output, made_of
 from xmodal.root.selection import (
     build_command,
@@ -66,6 +67,24 @@ class Setup:
         if not chosen:
             problem = f"has no {stage} {self.texts}{by_method} for {visual.output.where}"
         raise UserError(f"{corpus} in {self.root} {problem}; there are: {', '.join(describe_differences(fitting))}")
+
+    def clusters(self, recipe: Recipe, tables: Output, features: FeatureStore) -> Output:
+        """Finds the classes that k-means made, by these features, of the items that a recipe trains on."""
+        count, split = clusters_of(recipe.model), recipe.view.split
+        found = [
+            output
+            for output in made_of(tables, CLUSTERS)
+            if (output.config["count"], output.config["split"]) == (count, split)
+            and output.about["inputs"][1]["identity"] == features.output.identity
+        ]
+        if len(found) == 1:
+            return found[0]
+        corpus, what = recipe.view.corpus, f"{count:,} clusters of {split} by {features.output.where}"
+        if found:
+            there = ", ".join(describe_differences(found))
+            raise UserError(f"{corpus} has several {what}: leave one under {self.root}; there are: {there}")
+        settings = f"--set clusters.count={count} --set clusters.split={split}"
+        raise UserError(f"no {what}: build it first ({build_command(self.root, corpus, CLUSTERS)} {settings})")
 
     def pictures(self, features: FeatureStore, tables: Output) -> FeatureStore:
         """Opens what phases of pixels read: the frames that features of clips were made of, else the pixels stage's."""

@@ -1,9 +1,10 @@
-"""Draws attention, embeddings, clips, regions or found phrases; or measures what makes a model unsure.
+"""Draws attention, words, embeddings, clips, regions or found phrases; or measures what makes a model unsure.
 
 examples:
   xmodal look runs/pvse --root data --attention maps --first 20
   xmodal look runs/a3vse --root data --tsne planes       one PNG: test items and their captions
   xmodal look runs/scan --root data --attention maps    a panel for each word: the regions that it looks at
+  xmodal look runs/dual-path --root data --words words   what a caption loses without each of its words
   xmodal look runs/pcme --root data --probes
   xmodal build tgif/frames --root data; xmodal look tgif --root data --frames sheets
   xmodal build coco/regions --root data --file detector=vg.pkl; xmodal look coco --root data --regions boxes
@@ -15,6 +16,7 @@ from dataclasses import asdict
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
 
+DRAWN = ("attention", "tsne", "correlation", "words")  # pictures of a run
 PROBED = ("unknown", "erased", "mixed")
 
 
@@ -33,6 +35,10 @@ def flags(parser: Parser) -> None:
     which("--attention", type=_flags.path, metavar="DIR", help="a PNG an item: every map of attention over it")
     tsne = "a PNG: the items and a caption of each, where t-SNE puts their embeddings (default: the first 500)"
     which("--tsne", type=_flags.path, metavar="DIR", help=tsne)
+    correlation = "a PNG: how alike the features of items are, and their embeddings (default: the first 100)"
+    which("--correlation", type=_flags.path, metavar="DIR", help=correlation)
+    words = "a PNG a picture: how much less its first caption is like it without each word"
+    which("--words", type=_flags.path, metavar="DIR", help=words)
     which("--frames", type=_flags.path, metavar="DIR", help="a PNG a clip: its frames, and when each begins")
     which("--regions", type=_flags.path, metavar="DIR", help="a PNG a picture: what a detector sees, surest first")
     phrases = "a PNG a picture: a caption's phrases where they are, and where --scores among --proposals found them"
@@ -40,7 +46,12 @@ def flags(parser: Parser) -> None:
     which("--probes", action="store_true", help="uncertainty by what is taken away, and recall by it (PCME)")
     some = parser.add_mutually_exclusive_group().add_argument
     some("--items", nargs="+", default=[], metavar="ID", help="these items alone")
-    some("--first", type=_flags.count, metavar="N", help="the first items (default: 8; of --tsne 500)")
+    some(
+        "--first",
+        type=_flags.count,
+        metavar="N",
+        help="the first items (default: 8; of --tsne 500, of --correlation 100)",
+    )
     add("--features", help="of --frames or --regions: identity of these, where the root has several")
     add("--scores", type=_flags.path, metavar="FILE", help="of --phrases: what `xmodal evaluate --scores` takes")
     add("--proposals", metavar="STAGE|FILE", help="of --phrases: the boxes that were scored")
@@ -55,7 +66,8 @@ def run(args: Args) -> Result:
     if folder is None:
         from pipelines.papers.recipe_runs import look
 
-        return look(args.run, setup, args.split, args.attention, args.tsne, **some)
+        kind = next((name for name in DRAWN if getattr(args, name)), "")
+        return look(args.run, setup, args.split, kind, getattr(args, kind, None), **some)
     from xmodal.checks.corpus_pictures import draw_clips, draw_phrases, draw_regions
 
     corpus = _flags.corpus_name(str(args.run), args)
