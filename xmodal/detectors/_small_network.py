@@ -155,14 +155,17 @@ def _squares(map_BCHW: Tensor, boxes: list[Tensor], stride: int) -> Tensor:
     As torchvision's roi_align of one sample a part gives them, whose gradients take three times as long on a CPU.
     """
     boxes_BK4 = pad_sequence(boxes, batch_first=True)
-    low_BK2, high_BK2 = boxes_BK4.split(2, dim=-1)
-    middles_G = (torch.arange(GRID, device=map_BCHW.device) + 0.5) / GRID
-    size_2 = stride * torch.tensor(map_BCHW.shape[:1:-1], device=map_BCHW.device)  # width and height
-    places_BKG2 = low_BK2.unsqueeze(2) + (high_BK2 - low_BK2).unsqueeze(2) * middles_G.unsqueeze(1)
-    x_BKG, y_BKG = (places_BKG2 / size_2 * 2 - 1).unbind(-1)
-    grid_BKGG2 = torch.stack(torch.broadcast_tensors(x_BKG.unsqueeze(2), y_BKG.unsqueeze(3)), dim=-1)
-    values_BCNG = functional.grid_sample(map_BCHW, grid_BKGG2.flatten(1, 2), padding_mode="border", align_corners=False)
-    values_BKCGG = values_BCNG.unflatten(2, (-1, GRID)).transpose(1, 2)
+    batch, most = boxes_BK4.shape[:2]
+    low_BK2, high_BK2 = boxes_BK4[..., :2], boxes_BK4[..., 2:]
+    middles_G1 = ((torch.arange(GRID, device=map_BCHW.device) + 0.5) / GRID).unsqueeze(1)
+    places_BKG2 = low_BK2.unsqueeze(2) + (high_BK2 - low_BK2).unsqueeze(2) * middles_G1
+    height, width = map_BCHW.shape[2:]
+    places_BKG2 = places_BKG2 * 2 / (stride * torch.tensor([width, height], device=map_BCHW.device)) - 1
+    x_BKGG = places_BKG2[..., 0].unsqueeze(2).expand(-1, -1, GRID, -1)
+    y_BKGG = places_BKG2[..., 1].unsqueeze(3).expand(-1, -1, -1, GRID)
+    grid_BNG2 = torch.stack([x_BKGG, y_BKGG], dim=-1).view(batch, most * GRID, GRID, 2)
+    values_BCNG = functional.grid_sample(map_BCHW, grid_BNG2, padding_mode="border", align_corners=False)
+    values_BKCGG = values_BCNG.view(batch, map_BCHW.shape[1], most, GRID, GRID).transpose(1, 2)
     return torch.cat([values[: len(own)] for values, own in zip(values_BKCGG, boxes, strict=True)])
 
 
