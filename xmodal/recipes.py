@@ -15,6 +15,7 @@ EVERY = "all"  # the items of all splits and of none
 HUMAN = "human"  # the source of captions that people wrote of what they saw
 UNRELATED_TEXT = "unrelated"  # the source of captions that people wrote too, but about something else
 CONCEPTS = "concepts"  # the stage of captions as numbers of tags
+PHRASES = "phrases"  # the stage of phrases as vectors
 WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
 
 
@@ -178,11 +179,23 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Phrases:
-    """Draws region-phrase pairs by overlap with the phrase's box (Two-Branch)."""
+    """Draws region-phrase pairs by overlap with the phrase's box, which is positive too (Two-Branch)."""
 
     positive_overlap: float  # 1 takes the annotated box alone
     negative_overlap: float
-    neighbours: int  # positives that a row has at least
+    neighbours: int = 1  # positives that a row has at least
+    # a positive for each phrase and all its negatives, or all positives and a negative for each
+    draws: Literal["triplets", "pairs"] = "triplets"
+
+    def __post_init__(self) -> None:
+        shares(positive_overlap=self.positive_overlap, negative_overlap=self.negative_overlap)
+        one_or_more(neighbours=self.neighbours)
+        if self.negative_overlap > self.positive_overlap:
+            raise ValueError(
+                f"negative_overlap {self.negative_overlap} is above positive_overlap {self.positive_overlap}"
+            )
+        if self.draws not in ("triplets", "pairs"):
+            raise ValueError(f"draws are triplets or pairs, not {self.draws!r}")
 
 
 @dataclass(frozen=True)
@@ -240,6 +253,11 @@ class Recipe:
     seed: int = 0
     unannotated: View | None = None  # the second stream (A3VSE)
     precision: Literal["single", "mixed"] = "single"  # mixed: matrix products in bfloat16
+
+    @property
+    def reads_phrases(self) -> bool:
+        """Whether it compares regions with phrases, not items with captions."""
+        return isinstance(self.text, Features) and self.text.stage == PHRASES
 
     def __post_init__(self) -> None:
         where = f"recipe {self.name!r}"

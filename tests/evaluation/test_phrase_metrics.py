@@ -85,14 +85,14 @@ def file(proposed: Mapping[str, list[Box]], tmp_path_factory: pytest.TempPathFac
     return str(path)
 
 
-def asked_of() -> list[Picture]:
-    return [picture for picture in pictures(WORLD) if picture.plummer == "test"]
+def asked_of(world: World = WORLD) -> list[Picture]:
+    return [picture for picture in pictures(world) if picture.plummer == "test"]
 
 
-def named() -> list[list[Named]]:
+def named(world: World = WORLD) -> list[list[Named]]:
     """The phrases of each tested caption, by the world alone."""
     found = list[list[Named]]()
-    for picture in asked_of():
+    for picture in asked_of(world):
         for position, (_, mentions) in enumerate(sentences(picture)):
             if picture.unrelated(position):
                 continue
@@ -107,8 +107,8 @@ def named() -> list[list[Named]]:
     return found
 
 
-def to_find() -> list[Named]:
-    return [one for phrases in named() for one in phrases if one.box]
+def to_find(world: World = WORLD) -> list[Named]:
+    return [one for phrases in named(world) for one in phrases if one.box]
 
 
 def overlap(one: Box, other: Box) -> float:

@@ -140,6 +140,8 @@ def open_run(run: str, setup: Setup, split: str | None = None, distance: str | N
     check_device(setup.device)
     started = run_folder.read(run)
     recipe = started.recipe
+    if recipe.reads_phrases:
+        raise UserError(f"{run} compares regions with phrases, not items with captions: `xmodal evaluate` measures it")
     setup = replace(
         setup, records=started.records, features=started.features, pixels=started.pixels, texts=started.texts
     )

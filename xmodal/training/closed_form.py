@@ -52,7 +52,7 @@ def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]
     model, learned = _scorer(run, started).to(setup.device), None
     if isinstance(model, Solvable):
         learned = Reader(Examples.of(tables, recipe.view, store, texts), store, recipe.visual)
-        refuse_common(recipe.view, learned.examples, recipe, reader.examples)
+        refuse_common(recipe.view, learned.examples.ids, recipe, reader.examples.ids)
     run_folder.refuse_another(run, started)
     with run_folder.held(run):
         is_new = LocalStorage(run).size(run_folder.BEST) is None

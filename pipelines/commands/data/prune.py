@@ -40,7 +40,7 @@ def _kept(text: str) -> list[str]:
     if not Path(text).is_dir():
         return [text]
     run = run_folder.read(text)
-    return [identity for identity in (run.records, run.features, run.pixels, run.texts) if identity]
+    return [identity for identity in (run.records, run.features, run.pixels, run.texts, run.annotated) if identity]
 
 
 def text(result: Result) -> Lines:

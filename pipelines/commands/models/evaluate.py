@@ -2,6 +2,7 @@
 
 examples:
   xmodal evaluate runs/vsepp --root data                a run, on the test split of its corpus
+  xmodal evaluate runs/two-branch-phrases --root data   where phrases are found: R@1/5/10, the bound, each type
   xmodal evaluate runs/pcme --root data --split karpathy/val --distance elk --json
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --corpus coco
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --set visual.stage=pixels     by the CNN in the file
@@ -52,7 +53,7 @@ def flags(parser: Parser) -> None:
         "proposals, or a file of boxes; --write-ids then lists both, as PREFIX.phrases.tsv, PREFIX.proposals.tsv"
     )
     matrix("--proposals", metavar="STAGE|FILE", help=phrases)
-    suppression = "of --proposals: one that overlaps a better one by more is not ranked (Plummer's evaluation: 0.5)"
+    suppression = "of phrases: a proposal that overlaps a better one by more is not ranked (Plummer's evaluation: 0.5)"
     matrix("--suppression", type=float, metavar="SHARE", help=suppression)
 
 
@@ -79,12 +80,21 @@ def run(args: Args) -> Any:
 
 def _report(args: Args, corpus: str) -> Any:
     from pipelines.papers.recipe_runs import evaluate_released
+    from xmodal.evaluation.phrase_runs import evaluate_phrases
     from xmodal.evaluation.run_metrics import evaluate
+    from xmodal.training import run_folder
 
     setup, asked = _flags.setup(args), {"distance": args.distance, "extended": args.eccv}
     if _is_released(args):
         return evaluate_released(args.run, args.vocabulary, setup, corpus, args.split, args.set, **asked)
-    return evaluate(str(args.run.parent if args.run.is_file() else args.run), setup, args.split, **asked)
+    run = str(args.run.parent if args.run.is_file() else args.run)
+    if not run_folder.read(run).recipe.reads_phrases:
+        if args.suppression is not None:
+            raise UserError(f"--suppression belongs to phrases, and {run} has none")
+        return evaluate(run, setup, args.split, **asked)
+    if args.distance or args.eccv:
+        raise UserError(f"{run} compares regions with phrases: leave out --distance and --eccv")
+    return evaluate_phrases(run, setup, args.split, args.suppression)
 
 
 def _is_released(args: Args) -> bool:
@@ -113,7 +123,7 @@ def _check(args: Args) -> None:
         raise UserError("--scores and --write-ids need --corpus")
     if args.proposals and (args.run or args.ids or args.eccv):
         raise UserError("--proposals belongs to --scores and --write-ids, and goes with neither --ids nor --eccv")
-    if args.suppression is not None and not (args.proposals and args.scores):
-        raise UserError("--suppression belongs to --scores with --proposals")
+    if args.suppression is not None and (is_released or not (args.run or (args.proposals and args.scores))):
+        raise UserError("--suppression belongs to --scores with --proposals, and to runs of regions and phrases")
     if args.ids and not args.scores:
         raise UserError("--ids belongs to --scores: it says what the matrix' rows and columns are")
