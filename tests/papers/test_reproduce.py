@@ -577,7 +577,7 @@ def test_tables_of_phrases_build_proposals_and_the_boxes_that_phrases_name() -> 
         "--set regions.boxes=phrases",
     ]
     assert "xmodal evaluate runs/similarity-phrases-linear-single --root data" in commands
-    assert sum(command.startswith("xmodal train") for command in commands) == 10
+    assert sum(command.startswith("xmodal train") for command in commands) == 11
 
 
 def test_the_tables_of_two_branch_build_ten_crops_and_codes_of_the_training_split() -> None:

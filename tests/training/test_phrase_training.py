@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelines.demo.world import World
@@ -13,11 +14,15 @@ from tests.toy_root import fit
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_training import Death, assert_same_run, interrupt, log
 from xmodal.errors import UserError
+from xmodal.evaluation.phrase_runs import evaluate_phrases
+from xmodal.models.cca import GONG, KLEIN, CCAConfig
 from xmodal.models.two_branch import SimilarityConfig, TwoBranchConfig
 from xmodal.recipes import Features, Neighbours, Optimiser, Phase, Phrases, Recipe, View
 from xmodal.root.selection import find_output
 from xmodal.training import run_folder
+from xmodal.training.checkpoint import read_tensors
 from xmodal.training.fit import Outcome
+from xmodal.training.run_setup import Setup
 from xmodal.training.training_data import unbuilt
 
 WORLD = World(items=60, image_size=48, captions_per_item=3, seed=4, partiality=0.3, synonymy=0.0)
@@ -89,6 +94,22 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(
         fit(RECIPES[name], root, run, progress=Death(after, interrupt))
     assert replace(fit(RECIPES[name], root, run), run=whole(name).run) == whole(name)
     assert_same_run(whole(name).run, run)
+
+
+@pytest.mark.parametrize("config", [KLEIN, GONG], ids=["Klein", "Gong"])
+def test_a_closed_form_is_solved_from_annotated_boxes_in_any_blocks(
+    config: CCAConfig, root: str, tmp_path: Path
+) -> None:
+    asked = replace(EMBEDDING, name="toy-cca", model=replace(config, eta=0.1, ridge=0.01), phases=())
+    runs = [fit(replace(asked, batch_size=size), root, str(tmp_path / str(size))) for size in (7, 1000)]
+    (steps, one), rsums = [run.steps for run in runs], [run.rsum for run in runs]
+    assert steps > 10 > one == 1
+    assert rsums[0] == pytest.approx(rsums[1])
+    assert min(rsums) > 150
+    first, second = (read_tensors(run.run, run_folder.BEST)["correlations"] for run in runs)
+    np.testing.assert_allclose(first, second, atol=1e-10)
+    assert fit(replace(asked, batch_size=7), root, runs[0].run) == replace(runs[0], trained=False)
+    assert evaluate_phrases(runs[0].run, Setup(root)).rows["all"]["R@1"] > 40
 
 
 def test_what_a_run_misses_is_said_in_one_line(root: str, tmp_path: Path) -> None:
