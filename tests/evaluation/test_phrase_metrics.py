@@ -27,6 +27,7 @@ from xmodal.corpora import Corpus
 from xmodal.errors import UserError
 from xmodal.evaluation.phrase_metrics import ALL, BY_TYPE, PhraseReport, open_scores, score_phrases, write_phrases
 from xmodal.recipes import View
+from xmodal.root.files import sha256_of
 from xmodal.root.outputs import find
 from xmodal.root.storage import open_storage
 
@@ -221,7 +222,9 @@ def test_proposals_of_a_stage_are_those_of_the_file_it_was_given(
     by_file, by_stage = (
         score_phrases(saved(tmp_path, random), options.storage.url, CORPUS, name) for name in (file, "regions")
     )
-    assert by_stage == replace(by_file, proposals="regions")
+    (made,) = find(options.storage.url, "regions")
+    assert by_stage == replace(by_file, proposals=f"regions/{made.identity}")
+    assert by_file.proposals == f"boxes.tsv (sha256 {sha256_of(file)[:12]})"
 
 
 def test_phrases_are_drawn_where_they_are_and_where_they_were_found(
@@ -243,8 +246,32 @@ def test_phrases_are_drawn_where_they_are_and_where_they_were_found(
         assert phrase.found_4 is not None
         assert phrase.overlap == pytest.approx(overlap(tuple(phrase.annotated_4), tuple(phrase.found_4)))
         assert tuple(phrase.found_4) in proposed[drawn[-1]]
+    np.save(scores, np.zeros((len(to_find()), PROPOSED)))
+    for phrase in found_phrases(open_scores(scores, root, CORPUS, file), drawn[-1]):
+        least = min(overlap(tuple(phrase.annotated_4), one) for one in proposed[drawn[-1]])
+        assert phrase.overlap == pytest.approx(least), "of equal scores the one that is most wrong"
     assert "plummer/test has no phrases to find in such items" in xmodal(*command, "--items", "16").complaint
     assert "give all three" in xmodal(*command[:6]).complaint
+
+
+def test_a_picture_that_is_absent_or_damaged_is_named_and_others_are_drawn(
+    tmp_path: Path, file: str, proposed: Mapping[str, list[Box]], xmodal: Xmodal
+) -> None:
+    corpus = write(WORLD, tmp_path / "raw")
+    absent, damaged, *_ = dict.fromkeys(one.picture for one in to_find())
+    (tmp_path / f"raw/flickr30k-images/{absent}.jpg").unlink()
+    (tmp_path / f"raw/flickr30k-images/{damaged}.jpg").write_bytes(b"no picture")
+    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
+    for part in ("records", "media"):
+        CorpusBuild(options, corpus).build(part)
+    root, scores = options.storage.url, saved(tmp_path, np.zeros((len(to_find()), PROPOSED)))
+    command = ["look", CORPUS, "--root", root, "--phrases", tmp_path / "out", "--proposals", file, "--scores", scores]
+    said = xmodal(*command, "--first", 4, "--json").json
+    assert len(said["pictures"]) == 2
+    assert list(said["undrawn"]) == [absent, damaged]
+    out = xmodal(*command, "--first", 4).out
+    assert f"not drawn: {absent}, " in out
+    assert f"not drawn: {damaged}, " in out
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from pipelines.papers.experiments import (
 )
 from pipelines.papers.reproduction import about, measured, run, to_run
 from pipelines.upkeep.corpus_build import CorpusBuild
-from tests.publishers import cub, cuhk_pedes, flickr30k
+from tests.publishers import cub, cuhk_pedes, flickr30k, flickr30k_entities
 from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_trunk import make_root as make_pictures
@@ -280,6 +280,7 @@ PUBLISHERS: dict[str, tuple[Callable[[World, Path], Corpus], World]] = {
     "cub": (cub.write, World(items=60, image_size=32, captions_per_item=10, identities=12)),
     "cuhk_pedes": (cuhk_pedes.write, World(items=60, image_size=32, captions_per_item=2, identities=12)),
     "flickr30k": (flickr30k.write, World(items=30, image_size=32)),
+    "flickr30k_entities": (flickr30k_entities.write, World(items=30, image_size=32)),
     "mrw": (mrw.write, World(items=20, image_size=32, motion=0.9)),
     "tgif": (tgif.write, World(items=20, image_size=32, captions_per_item=3, motion=0.9)),
 }  # of every corpus that a recipe reads

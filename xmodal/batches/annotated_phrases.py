@@ -21,6 +21,7 @@ from xmodal.metrics.phrase_localisation import LocalisationTask
 from xmodal.recipes import View
 from xmodal.records.tables import Match, read_rows
 from xmodal.records.views import captions_by_item, starts_of
+from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 
 TO_LAST_PIXEL = np.array([0, 0, 1, 1])  # from edges, which tables and stores have: right and bottom are excluded there
@@ -128,9 +129,11 @@ def _phrases(records: Output, captions: Mapping[str, str]) -> Mapping[str, list[
     return found
 
 
-def proposals_of(root: str, records: Output, name: str) -> dict[str, Boxes]:
-    """Reads the boxes of each picture: of a stage or its output under the root, or of a user's file."""
-    if Path(name).is_file():
-        return {id: np.array(boxes).reshape(-1, 4) for id, boxes in boxes_in_file(Path(name)).items()}
-    regions = RegionStore(open_dataset(root, str(records.config["corpus"]), records.identity).store(name).output)
-    return {id: regions.boxes(id) for id in regions.ids if id in regions.store}
+def proposals_of(root: str, records: Output, name: str) -> tuple[dict[str, Boxes], str]:
+    """Reads the boxes of each picture, of a stage or its output or of a user's file, and says which these are."""
+    if (path := Path(name)).is_file():
+        boxes = {id: np.array(boxes).reshape(-1, 4) for id, boxes in boxes_in_file(path).items()}
+        return boxes, f"{path.name} (sha256 {sha256_of(path)[:12]})"
+    output = open_dataset(root, str(records.config["corpus"]), records.identity).store(name).output
+    regions = RegionStore(output)
+    return {id: regions.boxes(id) for id in regions.ids if id in regions.store}, f"{output.stage}/{output.identity}"

@@ -1,7 +1,7 @@
 """Pictures of a corpus: the frames of its clips, what a detector saw in its pictures, and where phrases were found."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import starmap
 from pathlib import Path
@@ -18,8 +18,8 @@ from xmodal.features.contact_sheets import DrawnPicture, contact_sheet, save_she
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.store import FeatureStore
-from xmodal.media.images import open_image
-from xmodal.raw.archives import Archives
+from xmodal.media.images import UnreadableImage, open_image
+from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Caption, Item, read_rows
 from xmodal.records.views import members
@@ -68,21 +68,30 @@ def draw_regions(
 
 def draw_phrases(
     setup: Setup, folder: Path, scored: ScoredPhrases, *, items: Sequence[str] = (), first: int = 8
-) -> list[DrawnPicture]:
-    """Draws a PNG for each of the pictures, or the first ones: where the phrases of a caption are, and were found."""
+) -> tuple[list[DrawnPicture], dict[str, str]]:
+    """Draws a PNG for each of the pictures, or the first ones: where the phrases of a caption are, and were found.
+
+    Pictures that are absent or damaged are not drawn: the second value says why.
+    """
     pictures = CorpusPictures.of(scored.records, media_of(scored.records))
     ids = list(dict.fromkeys(items)) or scored.phrases.pictures[:first]
     if strange := [id for id in ids if id not in scored.phrases.pictures]:
         raise UserError(f"{', '.join(strange)}: {scored.view.split} has no phrases to find in such items")
     texts = {one.id: one.text for one in read_rows(scored.records, Caption) if one.item in ids}
 
-    def sheet(id: str) -> tuple[str, str, Image]:
-        found = found_phrases(scored, id)
-        caption = texts[found[0].caption]
-        return id, caption, phrase_sheet(pictures.open(id), id, caption, found)
+    undrawn = dict[str, str]()
+
+    def sheets() -> Iterator[tuple[str, str, Image]]:
+        for id in ids:
+            found = found_phrases(scored, id)
+            caption = texts[found[0].caption]
+            try:
+                yield id, caption, phrase_sheet(pictures.open(id), id, caption, found)
+            except (MissingMedia, UnreadableImage) as failure:
+                undrawn[id] = str(failure)
 
     with setup.progress.over("draw", len(ids), unit="pictures") as tick:
-        return list(save_sheets(folder, map(sheet, ids), tick))
+        return list(save_sheets(folder, sheets(), tick)), undrawn
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,7 +63,8 @@ def run(args: Args) -> Result:
         from xmodal.evaluation.phrase_metrics import open_scores
 
         scored = open_scores(args.scores, args.root, corpus, args.proposals, args.split)
-        pictures = draw_phrases(setup, folder, scored, **some)
+        pictures, undrawn = draw_phrases(setup, folder, scored, **some)
+        return {"folder": str(folder), "pictures": [asdict(one) for one in pictures], "undrawn": undrawn}
     else:
         draw = draw_clips if args.frames else draw_regions
         pictures = draw(corpus, setup, folder, split=args.split, **some)
@@ -83,6 +84,7 @@ def text(result: Result) -> Lines:
     if "pictures" in result:
         yield from (f"{one['path']}: {one['caption']}" for one in result["pictures"])
         yield f"{len(result['pictures'])} pictures in {result['folder']}"
+        yield from (f"not drawn: {id}, {why}" for id, why in result.get("undrawn", {}).items())
         return
     plain, *probes = result["probes"]
     yield f"mean uncertainty of {result['captions']:,} captions and {result['items']:,} pictures of {result['split']}"
