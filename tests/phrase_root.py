@@ -35,6 +35,7 @@ SETTINGS: Mapping[str, Any] = {
     "codebook.split": "plummer/train",
     "codebook.width": 48,
     "phrases.dtype": "float32",
+    "sentences.dtype": "float32",
 }
 Box = tuple[float, ...]
 
@@ -48,7 +49,7 @@ def make_root(folder: Path, world: World, proposed: Mapping[str, Sequence[Box]],
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(detectors.KINDS, "crops", detectors.DetectorKind("crops", 0.0))
         patch.setitem(sys.modules, "xmodal.detectors.crops", sys.modules[__name__])
-        for stage in ("proposals", "regions", "phrases"):
+        for stage in ("proposals", "regions", "phrases", "sentences"):
             CorpusBuild(replace(options, settings={**SETTINGS, **settings}), corpus).build(stage)
     return options.storage.url
 

@@ -131,7 +131,8 @@ def evaluated(experiment: Experiment, recipes: Mapping[str, Recipe], setup: Setu
             run, columns = str(runs / row.run), experiment.columns
             if recipe.reads_phrases:
                 found = evaluate_phrases(run, setup, split)
-                told["measured"] = {name: found.value(name.removeprefix(OF_PHRASES)) for name in columns}
+                of_phrases = [name for name in columns if name.startswith(OF_PHRASES)]
+                told["measured"] = {name: found.value(name.removeprefix(OF_PHRASES)) for name in of_phrases}
             else:
                 told["measured"] = measured(evaluate(run, setup, split, distance=row.score or None), columns)
     return rows

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from pipelines.demo.world import World
 from tests.commands.test_cli import Xmodal
@@ -15,11 +17,12 @@ from tests.phrase_root import make_root, proposals
 from tests.toy_root import fit
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_phrase_training import EMBEDDING, SIMILARITY
+from xmodal.batches.phrase_loader import vectors
 from xmodal.errors import UserError
 from xmodal.evaluation.phrase_metrics import ALL
-from xmodal.evaluation.phrase_runs import evaluate_phrases
+from xmodal.evaluation.phrase_runs import evaluate_combined, evaluate_phrases, open_phrase_run
 from xmodal.evaluation.run_metrics import open_run
-from xmodal.recipes import Phase
+from xmodal.recipes import Features, Phase
 from xmodal.training.run_setup import Setup
 
 WORLD = World(items=90, image_size=48, captions_per_item=2, seed=6, partiality=0.3, synonymy=0.0, noise=0.0)
@@ -99,10 +102,51 @@ def test_a_report_tells_what_was_asked_and_what_could_not_be(root: str, run: str
 
 
 def test_what_does_not_go_with_phrases_is_said_in_a_line(root: str, run: str, xmodal: Xmodal) -> None:
-    assert "leave out --distance and --eccv" in xmodal("evaluate", run, "--root", root, "--distance", "elk").complaint
+    assert (
+        "leave out --distance, --eccv and --with"
+        in xmodal("evaluate", run, "--root", root, "--distance", "elk").complaint
+    )
     assert "has no split 'other/test'" in xmodal("evaluate", run, "--root", root, "--split", "other/test").complaint
     with pytest.raises(UserError, match="compares regions with phrases, not items with captions"):
         open_run(run, Setup(root))
+
+
+def test_distances_of_two_runs_are_mixed_as_equation_8_says(
+    root: str, run: str, tmp_path: Path, xmodal: Xmodal
+) -> None:
+    """Pictures by the mean of their proposals; beside loops over phrases and proposals."""
+    phase = Phase(3, EMBEDDING.phases[0].optimiser, {**EMBEDDING.phases[0].weights, "text": 2.0})
+    recipe = replace(EMBEDDING, name="toy-whole", text=Features("sentences"), phases=(phase,))
+    whole = fit(recipe, root, str(tmp_path / "whole")).run
+    asked, found = open_run(whole, Setup(root)), open_phrase_run(run, Setup(root))
+    examples, features = asked.reader.examples, found.features
+    with torch.inference_mode():
+        images = asked.scorer.encode_visual(asked.reader.visual(slice(0, None)))
+        sentences = asked.scorer.encode_text(asked.reader.text(slice(0, None)))
+        mixed = np.linalg.norm(images.numpy()[:, None] - sentences.numpy()[None], axis=2)
+        phrases = found.scorer.encode_text(vectors(features.text(slice(0, None)))).numpy()
+        for place, id in enumerate(examples.ids):
+            regions = found.scorer.encode_visual(vectors(features.proposals.read([id])[0])).numpy()
+            for column, caption in enumerate(examples.caption_ids):
+                its = [n for n, one in enumerate(features.phrases.matches) if one.caption == caption]
+                if its:
+                    nearest = np.linalg.norm(phrases[its][:, None] - regions[None], axis=2).min(axis=1)
+                    mixed[place, column] = 0.8 * mixed[place, column] + 0.2 * nearest.mean()
+    nearest_item = mixed.argmin(axis=0)
+    expected = 100 * np.mean(nearest_item == examples.caption_items)
+    command = ["evaluate", whole, "--with", run, "--root", root, "--json"]
+    said, alone = xmodal(*command).json, xmodal("evaluate", whole, "--root", root, "--json").json
+    report = evaluate_combined(whole, run, Setup(root))
+    assert report.metrics.value("R@1", "text_to_visual", "all") == pytest.approx(expected)
+    assert said == json.loads(report.to_json())
+    assert said["recipe"] == "toy-whole with 0.2 of toy-phrases"
+    assert xmodal(*command, "--share", 0).json["scores"] == alone["scores"] != said["scores"]
+    assert "--share is from 0 to 1, not 2" in xmodal(*command, "--share", 2).complaint
+    assert (
+        "compares items with captions, not regions"
+        in xmodal("evaluate", whole, "--with", whole, "--root", root).complaint
+    )
+    assert "leave it out, or --with" in xmodal(*command, "--distance", "elk").complaint
 
 
 def test_statistics_of_what_is_evaluated_are_a_switch(root: str, tmp_path: Path) -> None:

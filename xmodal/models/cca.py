@@ -89,6 +89,9 @@ class CCA(nn.Module):
     def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
         return visual @ text.T
 
+    def distance(self, visual: Tensor, text: Tensor) -> Tensor:
+        return (2 - 2 * visual @ text.T).clamp(min=0).sqrt()
+
     def solve(self, stream: Iterable[Stream]) -> None:
         device = self.correlations.device
         covariances = Covariances(len(self.visual_mean), len(self.text_mean), device)

@@ -176,6 +176,9 @@ class TwoBranch(Branches):
     def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
         return visual @ text.T  # of unit vectors: orders as their distance does
 
+    def distance(self, visual: Tensor, text: Tensor) -> Tensor:
+        return (2 - 2 * visual @ text.T).clamp(min=0).sqrt()
+
     def text_similarity(self, queries: Tensor, gallery: Tensor) -> Tensor:
         return queries @ gallery.T
 

@@ -21,7 +21,7 @@ from xmodal.metrics.phrase_localisation import FIRST, localise
 from xmodal.metrics.protocols import NO_LABELS, Gallery, Labels, Scores, recall_by_gallery
 from xmodal.metrics.ranks import Both, ranks
 from xmodal.metrics.similarities import Numbers, Similarities, cuts
-from xmodal.models import ComparingTexts, Observing, Scorer
+from xmodal.models import ComparingTexts, MeasuringDistances, Observing, Scorer
 from xmodal.progress import Progress
 from xmodal.recipes import Recipe, View
 from xmodal.training.picture_crops import PixelReader
@@ -121,6 +121,18 @@ class EncodedSplit:
         def tile(visual_rows: slice, text_rows: slice) -> Numbers:
             some, others = self.visual[visual_rows.start // self.blocks[0]], self._texts(text_rows)
             return np.asarray(self.scorer.similarity(some, others).cpu().numpy())
+
+        return Similarities(self.shape, self.blocks, tile)
+
+    @property
+    def distances(self) -> Similarities:
+        """Euclidean distances in place of similarities, of a scorer that measures them."""
+        scorer = self.scorer
+        assert isinstance(scorer, MeasuringDistances)
+
+        def tile(visual_rows: slice, text_rows: slice) -> Numbers:
+            some = self.visual[visual_rows.start // self.blocks[0]]
+            return np.asarray(scorer.distance(some, self._texts(text_rows)).cpu().numpy())
 
         return Similarities(self.shape, self.blocks, tile)
 
