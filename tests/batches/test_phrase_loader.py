@@ -1,5 +1,6 @@
 """Batches of regions and phrases as training reads them: features are those of the boxes, in any order of reading."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,17 +10,19 @@ import torch
 
 from pipelines.demo.world import World
 from tests.phrase_root import CORPUS, make_root, proposals
-from xmodal.batches.annotated_phrases import annotated_phrases
+from xmodal.batches.annotated_phrases import TO_LAST_PIXEL, annotated_phrases
 from xmodal.batches.batch import ANNOTATED, Batch, PairStream, TripletStream
 from xmodal.batches.phrase_features import FEATURELESS, PhraseFeatures
 from xmodal.batches.phrase_loader import PhraseLoader
+from xmodal.detection.given_boxes import chain_boxes
 from xmodal.detection.region_store import RegionStore
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import Phrases, View
+from xmodal.records.tables import Region, read_rows
 from xmodal.root.selection import find_output
 
-WORLD = World(items=30, image_size=48, captions_per_item=3, seed=2, partiality=0.3)
+WORLD = World(items=80, image_size=48, captions_per_item=3, seed=5, partiality=0.7, synonymy=0.0)
 UNPROPOSED = ("16", "30")  # pictures to train on
 RULE = Phrases(0.7, 0.3, 2)
 
@@ -70,6 +73,22 @@ def test_pictures_without_proposals_and_boxes_without_features_are_counted(featu
         PhraseFeatures.of(replace(whole, boxes_A4=whole.boxes_A4 + 1000), *asked, RegionStore(annotated))
     with pytest.raises(UserError, match="has no regions of the"):
         PhraseFeatures.of(replace(whole, pictures=tuple(f"{id}!" for id in whole.pictures)), *asked)
+
+
+def test_a_phrase_of_several_boxes_has_features_of_the_box_around_them(features: PhraseFeatures, root: str) -> None:
+    """Its proposals are right or wrong by that box."""
+    records, counts = find_output(root, "records"), Counter[tuple[str, str | None]]()
+    counts.update((one.item, one.group) for one in read_rows(records, Region) if one.left is not None)
+    plural = [n for n, one in enumerate(features.phrases.matches) if counts[one.item, one.group] > 1]
+    assert plural
+    annotated = RegionStore(find_output(root, "regions"))
+    for number in plural:
+        match, box = features.phrases.matches[number], int(features.task.boxes_P[number])
+        around = chain_boxes(records)[match.item, match.group or ""]
+        (place,) = np.flatnonzero((annotated.boxes(match.item) == np.float32(around)).all(axis=1))
+        given = features.regions(np.array([len(features.task.proposals_N4) + box]))
+        np.testing.assert_array_equal(given[0], annotated.features(match.item)[place])
+        np.testing.assert_array_equal(features.task.annotated_A4[box] + TO_LAST_PIXEL, around)
 
 
 def test_triplets_say_what_is_right_and_wrong(features: PhraseFeatures) -> None:

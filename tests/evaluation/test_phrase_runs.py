@@ -18,9 +18,10 @@ from tests.toy_root import fit
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_phrase_training import EMBEDDING, SIMILARITY
 from xmodal.batches.phrase_loader import vectors
+from xmodal.checks.phrase_pictures import found_phrases
 from xmodal.errors import UserError
 from xmodal.evaluation.phrase_metrics import ALL
-from xmodal.evaluation.phrase_runs import evaluate_combined, evaluate_phrases, open_phrase_run
+from xmodal.evaluation.phrase_runs import evaluate_combined, evaluate_phrases, open_phrase_run, run_scores
 from xmodal.evaluation.run_metrics import open_run
 from xmodal.recipes import Features, Phase
 from xmodal.training.run_setup import Setup
@@ -99,6 +100,16 @@ def test_a_report_tells_what_was_asked_and_what_could_not_be(root: str, run: str
     lines = [json.loads(line) for line in Path(run, "log.jsonl").read_text().splitlines()]
     best = max(line["rsum"] for line in lines if "rsum" in line)
     assert sum(recalls[f"R@{first}"] for first in (1, 5, 10)) == pytest.approx(best)
+
+
+def test_what_a_run_found_is_drawn(root: str, run: str, tmp_path: Path, xmodal: Xmodal) -> None:
+    said = xmodal("look", run, "--root", root, "--phrases", tmp_path / "out", "--first", 3, "--json").json
+    drawn = list(dict.fromkeys(one.picture for one in to_find(WORLD)))[:3]
+    assert [one["item"] for one in said["pictures"]] == drawn
+    assert all(Path(one["path"]).stat().st_size > 1000 for one in said["pictures"])
+    scored = run_scores(run, Setup(root))
+    found = [one.overlap >= 0.5 for id in scored.phrases.pictures for one in found_phrases(scored, id)]
+    assert sum(found) / len(found) > 0.5
 
 
 def test_what_does_not_go_with_phrases_is_said_in_a_line(root: str, run: str, xmodal: Xmodal) -> None:

@@ -13,7 +13,7 @@ from xmodal.batches.annotated_phrases import TO_LAST_PIXEL
 from xmodal.batches.phrase_features import PhraseFeatures
 from xmodal.batches.phrase_loader import vectors
 from xmodal.errors import UserError
-from xmodal.evaluation.phrase_metrics import PhraseReport, localisation_report
+from xmodal.evaluation.phrase_metrics import PhraseReport, ScoredPhrases, localisation_report
 from xmodal.evaluation.run_metrics import load, open_run, report_of, test_split_beside
 from xmodal.metrics.nearest_regions import nearest_region_distances
 from xmodal.metrics.protocols import Gallery
@@ -33,20 +33,27 @@ def evaluate_phrases(
     run: str, setup: Setup, split: str | None = None, suppression: float | None = None
 ) -> PhraseReport:
     """Computes recall of a run on a split's phrases, by default of the test split beside the training's."""
-    asked = open_phrase_run(run, setup, split)
-    recipe, found = asked.started.recipe, asked.features
-    scores_PK = proposal_scores(asked.scorer, found, setup.progress, setup.device)
-    task, stage = found.task, found.proposals.output
-    boxes = {
-        id: task.proposals_N4[start:stop] + TO_LAST_PIXEL
-        for id, (start, stop) in zip(found.phrases.pictures, pairwise(task.starts_V1.tolist()), strict=True)
-    }
-    about = {"recipe": recipe.name, "fingerprint": fingerprint(recipe), "records": asked.started.records}
-    about |= {"proposals": f"{stage.stage}/{stage.identity}", "corpus": asked.view.corpus, "split": asked.view.split}
+    recipe, scored = run_folder.read(run).recipe, run_scores(run, setup, split)
+    about = {"recipe": recipe.name, "fingerprint": fingerprint(recipe), "records": scored.records.identity}
+    about |= {"proposals": scored.proposals, "corpus": scored.view.corpus, "split": scored.view.split}
     try:
-        return localisation_report(found.phrases, boxes, lambda rows: scores_PK[rows], suppression, **about)
+        return localisation_report(scored.phrases, scored.boxes, scored.scores, suppression, **about)
     except ValueError as error:
         raise UserError(f"{run}: {error}") from error
+
+
+def run_scores(run: str, setup: Setup, split: str | None = None) -> ScoredPhrases:
+    """Scores the proposals of each phrase of a split."""
+    asked = open_phrase_run(run, setup, split)
+    phrases, task, output = asked.features.phrases, asked.features.task, asked.features.proposals.output
+    scores_PK = proposal_scores(asked.scorer, asked.features, setup.progress, setup.device)
+    boxes = {
+        id: task.proposals_N4[start:stop] + TO_LAST_PIXEL
+        for id, (start, stop) in zip(phrases.pictures, pairwise(task.starts_V1.tolist()), strict=True)
+    }
+    records = replace(setup, records=asked.started.records).tables(asked.view.corpus)
+    proposals = f"{output.stage}/{output.identity}"
+    return ScoredPhrases(records, asked.view, phrases, boxes, proposals, lambda rows: scores_PK[rows])
 
 
 def evaluate_combined(

@@ -263,13 +263,14 @@ def combined_distance(whole_VT: Tensor, parts_VT: Tensor, share: float = 0.2) ->
 
 
 SGD = Optimiser("sgd", 0.1, weight_decay=5e-4, momentum=0.9, schedule=Step((10, 20), 0.1))
-ONE_DIRECTION = {"visual": 0.0, "text": 1.0, "visual_neighbours": 0.0, "text_neighbours": 0.0}
+NEIGHBOURHOODS = "visual_neighbours", "text_neighbours"
+ONE_DIRECTION = {"visual": 0.0, "text": 1.0, **dict.fromkeys(NEIGHBOURHOODS, 0.0)}
 BOTH_DIRECTIONS = ONE_DIRECTION | {"visual": 1.0, "text": 2.0}
 CONSTRAINTS = BOTH_DIRECTIONS | {"text_neighbours": 0.2}
 TWO = Neighbours(captions=2)
 
 
-def _variant(recipe: Recipe, name: str, sampler: Neighbours | None = None, **changes: Any) -> Recipe:
+def _variant(recipe: Recipe, name: str, sampler: Neighbours | Phrases | None = None, **changes: Any) -> Recipe:
     phases = tuple(replace(phase, sampler=sampler, **changes) for phase in recipe.phases)
     return replace(recipe, name=f"{recipe.name.removesuffix('-constraints')}-{name}", phases=phases)
 
@@ -315,7 +316,9 @@ SIMILARITY_FLICKR30K = replace(
 )
 
 
-_AUGMENTED = Phrases(0.7, 0.3)
+ON_CHAINS = BOTH_DIRECTIONS | {"text": 4.0}
+AUGMENTED, SINGLE, SAMPLED = Phrases(0.7, 0.3), Phrases(1.0, 0.3), Phrases(0.7, 0.3, neighbours=2)
+AUGMENTED_PAIRS, SINGLE_PAIRS = (replace(rule, draws="pairs") for rule in (AUGMENTED, SINGLE))
 _ADAM = Optimiser("adam", 1e-3, weight_decay=0.005)
 PHRASES = Recipe(
     name="two-branch-phrases",
@@ -325,7 +328,7 @@ PHRASES = Recipe(
     visual=Features("proposals"),
     text=Features("phrases", method="hglmm"),
     model=TwoBranchConfig(hidden=1024, dropout=0.0, most=30),
-    phases=(Phase(8, _ADAM, ONE_DIRECTION | {"visual": 1.0, "text": 4.0}, sampler=_AUGMENTED),),
+    phases=(Phase(8, _ADAM, ON_CHAINS, sampler=AUGMENTED),),
     batch_size=100,
 )
 SIMILARITY_PHRASES = replace(
@@ -333,39 +336,27 @@ SIMILARITY_PHRASES = replace(
     name="similarity-phrases",
     cites="docs/models.md#two-branch-similarity; docs/models.md#two-branch-phrases",
     model=SimilarityConfig(hidden=1024, dropout=0.0),
-    phases=(Phase(8, _ADAM, {"logistic": 1.0}, sampler=replace(_AUGMENTED, draws="pairs")),),
+    phases=(Phase(8, _ADAM, {"logistic": 1.0}, sampler=AUGMENTED_PAIRS),),
 )
 
 
-def _of_phrases(recipe: Recipe, name: str, *, linear: bool = False, single: bool = False, **changes: Any) -> Recipe:
-    (phase,), model = recipe.phases, cast(Any, recipe.model)
-    drawn = cast(Phrases, phase.sampler)
-    sampler = replace(drawn, positive_overlap=1.0) if single else drawn
-    return replace(
-        recipe,
-        name=f"{recipe.name}-{name}",
-        model=replace(model, layout="linear") if linear else model,
-        phases=(replace(phase, **{"sampler": sampler, **changes}),),
-    )
+def _linear(recipe: Recipe) -> Recipe:
+    return replace(recipe, model=replace(cast(Any, recipe.model), layout="linear"))
 
 
-SAMPLING_PHRASES = _of_phrases(PHRASES, "sampling", sampler=replace(_AUGMENTED, neighbours=2))
-_LAST = replace(
-    SAMPLING_PHRASES.phases[0],
-    epochs=1,
-    weights={"visual": 1.0, "text": 4.0, "visual_neighbours": 0.1, "text_neighbours": 0.1},
-)
+SAMPLING_PHRASES = _variant(PHRASES, "sampling", SAMPLED)
+LAST_EPOCH = replace(SAMPLING_PHRASES.phases[0], epochs=1, weights=ON_CHAINS | dict.fromkeys(NEIGHBOURHOODS, 0.1))
 ON_PHRASES = (
     PHRASES,
-    _of_phrases(PHRASES, "linear", linear=True, single=True, weights=ONE_DIRECTION),
-    _of_phrases(PHRASES, "one-direction", single=True, weights=ONE_DIRECTION),
-    _of_phrases(PHRASES, "single", single=True),
+    _linear(_variant(PHRASES, "linear", SINGLE, weights=ONE_DIRECTION)),
+    _variant(PHRASES, "one-direction", SINGLE, weights=ONE_DIRECTION),
+    _variant(PHRASES, "single", SINGLE),
     SAMPLING_PHRASES,
-    replace(SAMPLING_PHRASES, name="two-branch-phrases-constraints", phases=(*SAMPLING_PHRASES.phases, _LAST)),
+    replace(SAMPLING_PHRASES, name="two-branch-phrases-constraints", phases=(*SAMPLING_PHRASES.phases, LAST_EPOCH)),
     SIMILARITY_PHRASES,
-    _of_phrases(SIMILARITY_PHRASES, "linear-single", linear=True, single=True),
-    _of_phrases(SIMILARITY_PHRASES, "single", single=True),
-    _of_phrases(SIMILARITY_PHRASES, "linear", linear=True),
+    _linear(_variant(SIMILARITY_PHRASES, "linear-single", SINGLE_PAIRS)),
+    _variant(SIMILARITY_PHRASES, "single", SINGLE_PAIRS),
+    _linear(_variant(SIMILARITY_PHRASES, "linear", AUGMENTED_PAIRS)),
 )
 
 
