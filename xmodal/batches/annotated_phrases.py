@@ -130,7 +130,7 @@ def _phrases(records: Output, captions: Mapping[str, str]) -> Mapping[str, list[
 
 
 def proposals_of(root: str, records: Output, name: str) -> tuple[dict[str, Boxes], str]:
-    """Reads the boxes of each picture, of a stage or its output or of a user's file, and says which these are."""
+    """Reads the boxes of each picture, of a stage, its output or a user's file; says which these are."""
     if (path := Path(name)).is_file():
         boxes = {id: np.array(boxes).reshape(-1, 4) for id, boxes in boxes_in_file(path).items()}
         return boxes, f"{path.name} (sha256 {sha256_of(path)[:12]})"
