@@ -45,12 +45,13 @@ def make_root(folder: Path, world: World, proposed: Mapping[str, Sequence[Box]],
     corpus, boxes = write(world, folder / "raw"), folder / "boxes.tsv"
     rows = [(id, *one) for id, some in proposed.items() for one in some]
     boxes.write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
-    options = BuildOptions(open_storage(str(folder / "root")), raw=folder / "raw", files={"boxes": boxes})
+    options = BuildOptions(open_storage(str(folder / "root")), raw=folder / "raw", settings={**SETTINGS, **settings})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(detectors.KINDS, "crops", detectors.DetectorKind("crops", 0.0))
         patch.setitem(sys.modules, "xmodal.detectors.crops", sys.modules[__name__])
         for stage in ("proposals", "regions", "phrases", "sentences"):
-            CorpusBuild(replace(options, settings={**SETTINGS, **settings}), corpus).build(stage)
+            files = {"boxes": boxes} if stage == "proposals" else {}
+            CorpusBuild(replace(options, files=files), corpus).build(stage)
     return options.storage.url
 
 

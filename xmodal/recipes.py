@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
-from xmodal.number_rules import above_zero, one_or_more, shares, zero_or_more
+from xmodal.number_rules import above_zero, known_choices, one_or_more, shares, zero_or_more
 from xmodal.root.identity import DESCRIBES, since
 
 if TYPE_CHECKING:
@@ -71,6 +71,14 @@ class Classifying(Protocol):
 
     @property
     def learns_identities(self) -> bool: ...
+
+
+@runtime_checkable
+class Learning(Protocol):
+    """A model's config that says whether anything is learned from pairs; without this, all of them are."""
+
+    @property
+    def learns(self) -> bool: ...
 
 
 MOST_WORDS = 512  # of a caption, beside <start> and <end>: a batch is as wide as its longest one
@@ -194,8 +202,7 @@ class Phrases:
             raise ValueError(
                 f"negative_overlap {self.negative_overlap} is above positive_overlap {self.positive_overlap}"
             )
-        if self.draws not in ("triplets", "pairs"):
-            raise ValueError(f"draws are triplets or pairs, not {self.draws!r}")
+        known_choices(self)
 
 
 @dataclass(frozen=True)

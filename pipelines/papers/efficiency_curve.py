@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from pipelines.papers.experiments import Available, Experiment, is_measured
-from pipelines.papers.reproduction import about, evaluated, ready_recipes
+from pipelines.papers.reproduction import about, evaluated, ready_recipes, to_run
 from xmodal.errors import UserError, few
 from xmodal.media.charts import Series, Titles, line_chart
-from xmodal.recipes import Recipe, View
+from xmodal.recipes import Learning, Recipe, View
 from xmodal.records.derived_splits import Share
 from xmodal.records.tables import CAPTIONS_OF_PAPERS
 from xmodal.root.identity import fingerprint
@@ -48,8 +48,9 @@ def curve(experiment: Experiment, available: Available, setup: Setup, runs: Path
     rows = evaluated(experiment, finished, setup, runs)
     points = points_of(experiment, finished, rows)
     draw_curve(experiment, points, file)
+    left = replace(experiment, rows=tuple(row for row in experiment.rows if row.run not in finished))
     drawn = {"curve": str(file), "points": [asdict(point) for point in points], "missing": missing}
-    return about(experiment, available) | drawn | {"rows": rows}
+    return about(experiment, available) | drawn | {"rows": rows, "to_run": to_run(left, available)}
 
 
 def why_not_measured(recipe: Recipe, run: Path) -> str:
@@ -75,9 +76,9 @@ def _with_sources(recipe: Recipe) -> Recipe:
 
 def share_of(recipe: Recipe) -> float:
     """Percent of the pairs that a recipe learns from: those of 10 % of the items with 1 of 5 captions are 2."""
-    share = Share.of(recipe.view.split)
-    if not recipe.phases:
+    if isinstance(recipe.model, Learning) and not recipe.model.learns:
         return 0.0
+    share = Share.of(recipe.view.split)
     if share is None:
         return 100.0
     of_each = recipe.view.captions_per_item or CAPTIONS_OF_PAPERS

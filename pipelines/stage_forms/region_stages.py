@@ -36,7 +36,7 @@ from xmodal.root.files import sha256_of
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import TRUNCATED, Output
 
-FILES = ("detector", "object_words", "attribute_words")  # that detectors are given
+WORDS = ("object_words", "attribute_words")  # files that some detectors read
 WIDTH = 2048  # numbers of a feature, for estimates
 AS_IT_IS = Preparation(resize=(), crop=None)
 
@@ -82,6 +82,14 @@ def check_detector(config: RegionSettings, files: Mapping[str, Path]) -> None:
     module.check(name, f"{OF_FILE}{'0' * 64}" if "detector" in files else config.weights)
     if config.boxes == "file" and "boxes" not in files:
         raise UserError("boxes=file needs the file: --file boxes=PATH")
+    if config.boxes != "file" and "boxes" in files:
+        raise UserError(f"--file boxes=PATH is not read with boxes={config.boxes}: set boxes=file, or leave it out")
+
+
+def refuse_unread_words(config: RegionSettings, files: Mapping[str, Path]) -> None:
+    read = kind_of(config.detector).files
+    if unread := [f"--file {name}=PATH" for name in WORDS if name in files and name not in read]:
+        raise UserError(f"detector {config.detector} does not read {' and '.join(unread)}: leave that out")
 
 
 def seconds_a_picture(config: RegionSettings) -> float:
@@ -96,7 +104,8 @@ def bytes_of_regions(config: RegionSettings, items: int, before: Mapping[str, Ou
 
 
 def region_stage(name: str, config: Any, needs: Needs, version: int) -> Stage[Any, Any]:
-    files, boxes = {file: path for file in FILES if (path := needs.files.get(file))}, _given_boxes(config, needs)
+    read, boxes = kind_of(config.detector).files, _given_boxes(config, needs)
+    files = {name: path for name in read if (path := needs.files.get(name))}
     words = {file: sha256_of(path) for file, path in files.items() if file.endswith("_words")}
     weights = f"{OF_FILE}{weights_sha256(files['detector'])}" if "detector" in files else config.weights
     config = replace(config, weights=weights, given_boxes=fingerprint(boxes) if boxes is not None else "", **words)

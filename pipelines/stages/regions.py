@@ -6,6 +6,7 @@ keeps those of a score of 0.5, which are the things it would name.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pipelines.engine.stage import Stage
@@ -14,6 +15,7 @@ from pipelines.stage_forms.region_stages import (
     RegionSettings,
     bytes_of_regions,
     check_detector,
+    refuse_unread_words,
     region_stage,
     seconds_a_picture,
 )
@@ -65,6 +67,11 @@ class RegionsConfig(RegionSettings):
         return replace(self, fewest=fewest, threshold=usual.threshold if self.threshold is None else self.threshold)
 
 
+def check(config: RegionsConfig, files: Mapping[str, Path]) -> None:
+    check_detector(config, files)
+    refuse_unread_words(config, files)
+
+
 STAGE = StageKind(
     name="regions",
     config=RegionsConfig,
@@ -73,7 +80,7 @@ STAGE = StageKind(
     files=("detector", "object_words", "attribute_words", "boxes"),
     packages=("torch", "torchvision"),
     features=True,
-    check=check_detector,
+    check=check,
     estimate=bytes_of_regions,
     seconds=lambda config, counts: counts["items"] * seconds_a_picture(config),
     memory=2.5e9,

@@ -51,6 +51,7 @@ def test_what_is_left_is_done_elsewhere_and_nothing_twice(
     patience: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(serial_start, "PATIENCE", patience)
+    monkeypatch.setattr(serial_start, "HELP_AFTER", 60.0)  # what another process does would not be counted
     done: list[bool] = []
     stage = counted(letters(Letters(60, seconds=0.005)), done)
     elsewhere = Elsewhere()

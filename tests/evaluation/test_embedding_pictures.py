@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 from pipelines.cli import main
-from tests.toy_root import fit, make_root, recipe
+from tests.toy_root import coded, fit, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_training_together import PVSE
 from xmodal.errors import UserError
@@ -21,6 +22,8 @@ from xmodal.evaluation import embedding_pictures
 from xmodal.evaluation.embedding_pictures import FIRST, draw_plane, perplexity_of, plane
 from xmodal.evaluation.run_metrics import open_run
 from xmodal.media.charts import Series, Titles
+from xmodal.models.cca import CCAConfig
+from xmodal.recipes import Features
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats
 
@@ -152,10 +155,31 @@ def test_a_model_of_several_vectors_an_item_is_refused(
     assert "does not give each item and caption one vector, as A3VSE does" in capsys.readouterr().err
 
 
-def test_embeddings_that_are_all_equal_are_refused(root: str, run: str, tmp_path: Path) -> None:
-    other = tmp_path / "equal"
+@pytest.mark.parametrize(("value", "said"), [(0.0, "all embeddings are equal"), (np.nan, "are not finite")])
+def test_embeddings_without_places_are_refused(value: float, said: str, root: str, run: str, tmp_path: Path) -> None:
+    other = tmp_path / "other"
     shutil.copytree(run, other)
     state = torch.load(other / "best.pt", weights_only=True)
-    torch.save({name: torch.zeros_like(value) for name, value in state.items()}, other / "best.pt")
-    with pytest.raises(UserError, match="all embeddings are equal"):
+    torch.save({name: torch.full_like(weight, value) for name, weight in state.items()}, other / "best.pt")
+    with pytest.raises(UserError, match=said):
         draw_plane(str(other), Setup(root), "toy/train", tmp_path / "planes")
+    assert not (tmp_path / "planes").exists()
+
+
+def test_an_item_named_twice_is_one_point_and_a_closed_form_has_a_plane(
+    root: str, run: str, given: list[tuple[list[Series], Titles]], tmp_path: Path
+) -> None:
+    ids, _, _ = encoded(run, root, "toy/train")
+    draw_plane(run, Setup(root), "toy/train", tmp_path, items=[*ids[:4], ids[0]])
+    coded(root)
+    closed = replace(
+        recipe(),
+        name="closed",
+        text=Features("sentences"),
+        model=CCAConfig(eta=0.1),
+        phases=(),
+    )
+    fit(closed, root, str(tmp_path / "closed"))
+    draw_plane(str(tmp_path / "closed"), Setup(root), "toy/train", tmp_path, first=5)
+    assert [[len(series.points_N2) for series in drawn] for drawn, _ in given] == [[4, 4], [5, 5]]
+    assert given[1][1].top == f"closed: 5 of {len(ids)} items of toy/train"

@@ -62,6 +62,17 @@ def test_a_run_without_a_test_split_beside_its_training_asks_for_one(
     assert main(["evaluate", run, "--root", root, "--split", "all/test"]) == 0
 
 
+def test_weights_that_are_not_finite_are_one_line_that_names_a_pair(
+    root: str, copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    state = torch.load(copy / "best.pt", weights_only=True)
+    torch.save({name: torch.full_like(value, torch.nan) for name, value in state.items()}, copy / "best.pt")
+    assert main(["evaluate", str(copy), "--root", root, "--quiet"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("xmodal: toy/test of pictures cannot be evaluated: the similarity of ")
+    assert "is nan; only finite numbers can be ranked" in said
+
+
 def reader(root: str, run: str, split: str) -> Reader:
     started, store = run_folder.read(run), FeatureStore(find(root, "resnet")[0])
     view = replace(started.recipe.validation, split=split)

@@ -255,26 +255,6 @@ def test_phrases_are_drawn_where_they_are_and_where_they_were_found(
     assert "is no run" in xmodal(*command[:6]).complaint
 
 
-def test_a_picture_that_is_absent_or_damaged_is_named_and_others_are_drawn(
-    tmp_path: Path, file: str, proposed: Mapping[str, list[Box]], xmodal: Xmodal
-) -> None:
-    corpus = write(WORLD, tmp_path / "raw")
-    absent, damaged, *_ = dict.fromkeys(one.picture for one in to_find())
-    (tmp_path / f"raw/flickr30k-images/{absent}.jpg").unlink()
-    (tmp_path / f"raw/flickr30k-images/{damaged}.jpg").write_bytes(b"no picture")
-    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=tmp_path / "raw")
-    for part in ("records", "media"):
-        CorpusBuild(options, corpus).build(part)
-    root, scores = options.storage.url, saved(tmp_path, np.zeros((len(to_find()), PROPOSED)))
-    command = ["look", CORPUS, "--root", root, "--phrases", tmp_path / "out", "--proposals", file, "--scores", scores]
-    said = xmodal(*command, "--first", 4, "--json").json
-    assert len(said["pictures"]) == 2
-    assert list(said["undrawn"]) == [absent, damaged]
-    out = xmodal(*command, "--first", 4).out
-    assert f"not drawn: {absent}, " in out
-    assert f"not drawn: {damaged}, " in out
-
-
 @pytest.mark.parametrize(
     ("scores", "said"),
     [

@@ -305,6 +305,7 @@ def test_the_command_prints_text_json_and_latex(
         (["--scores", "sims.npy"], "--scores and --write-ids need --corpus"),
         (["run", "--corpus", "pictures"], "a run knows its own corpus: leave out --corpus"),
         (["run", "--ids", "mine"], "--ids belongs to --scores"),
+        (["--scores", "x.npy", "--corpus", "toy", "--distance", "elk"], "--distance belongs to a run or a file of"),
         (["--scores", "sims.npy", "--corpus", "pictures", "--split", "toy/dev"], "has no split 'toy/dev'"),
         (["--scores", "sims.npy", "--corpus", "coco"], "no corpus 'coco' under"),
     ],

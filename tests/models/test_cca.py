@@ -274,7 +274,8 @@ def test_it_is_solved_and_not_trained() -> None:
 def test_a_run_is_solved_once_and_finds_far_more_than_chance(root: str, tmp_path: Path) -> None:
     """Of 39 items, R@10 by chance is 26 and 26, R@1 3 and 3, R@5 13 and 13: rsum 82."""
     outcome = fit(TOY, root, run := str(tmp_path / "run"))
-    assert (outcome.trained, outcome.phase, outcome.epoch, outcome.steps) == (True, 0, 1, 16)
+    assert (outcome.trained, outcome.solved_pairs) == (True, 5 * 319)
+    assert (outcome.phase, outcome.epoch, outcome.steps) == (0, 0, 0)  # there are none
     assert outcome.rsum > 300
     report = evaluate(run, Setup(root))
     assert (report.split, report.items, report.captions) == ("toy/test", 39, 195)
@@ -376,6 +377,22 @@ def test_features_that_are_not_finite_are_refused_by_their_row(
         fit(TOY, root, str(tmp_path / "run"))
 
 
+def test_features_of_the_validation_that_are_not_finite_are_one_line(
+    root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = FeatureStore.take
+
+    def broken(self: FeatureStore, rows: Any, out: Any = None) -> Any:
+        values = take(self, rows, out)
+        if self.spec.name == "facts":
+            values[np.asarray(rows) == 28] = np.nan
+        return values
+
+    monkeypatch.setattr(FeatureStore, "take", broken)
+    with pytest.raises(UserError, match=r"'cca-toy' cannot be validated: the similarity of .* is nan; only finite"):
+        fit(TOY, root, str(tmp_path / "run"))
+
+
 def test_sentences_are_those_of_the_method_that_a_recipe_names(root: str, tmp_path: Path) -> None:
     words = make_root(tmp_path / "several", items=100)
     coded(words)
@@ -411,9 +428,29 @@ def test_the_command_line_solves_and_evaluates_it(
     run = str(tmp_path / "run")
     assert main(["train", "cca", "--corpus", "pictures", "--root", root, "--run", run, "--set", "batch_size=1000"]) == 0
     assert "cca: rsum" in (told := capsys.readouterr().out)
-    assert "on validation after epoch 1, 2 steps; in " in told
+    assert "on validation by a closed form of 1,595 pairs; in " in told
+    assert "epoch" not in told
     assert main(["evaluate", run, "--root", root, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["recipe"] == "cca"
+
+
+@pytest.mark.parametrize(
+    ("recipe", "flags", "said"),
+    [
+        ("cca", ["--workers", "2", "--tensorboard"], "'cca' does not take --workers, --tensorboard: leave that out"),
+        ("cca", ["--pixels", "0123", "--weights", "file"], "'cca' does not take --pixels, --weights"),
+        ("cca", ["--vectors", "file"], "'cca' starts its words from no vectors, so file is of no use"),
+        ("vsepp", ["--texts", "0123"], "'vsepp' does not take --texts"),
+        ("pvse-coco", ["--set", "phase2.epochs=0", "--weights", "file"], "'pvse-coco' does not take --weights"),
+    ],
+)
+def test_flags_that_would_change_nothing_are_refused(
+    recipe: str, flags: list[str], said: str, root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", recipe, "--corpus", "pictures", "--root", root, "--run", str(run), *flags]) == 1
+    assert said in capsys.readouterr().err
+    assert not run.exists()
 
 
 def test_recipes_read_what_the_papers_rows_say() -> None:

@@ -1,7 +1,8 @@
 """Every number of the main recipes and where it comes from."""
 
+import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
@@ -258,3 +259,24 @@ def test_a_recipe_has_the_numbers_of_its_paper_and_no_others(model: str, name: s
         for phase in range(len(recipe.phases)) if "*" in path else (0,):
             expected[path.replace("*", str(phase))] = values[recipes.index(name)]
     assert found == expected
+
+
+CHOICES = {
+    "a3vse": ("attention",),
+    "cca": ("weights",),
+    "dan": ("negatives", "reduction"),
+    "devise": ("negatives", "reduction"),
+    "order_embeddings": ("negatives", "violation"),
+    "pcme": ("kl", "uniformity", "distance"),
+    "pvse": ("visual", "negatives", "reduction", "similarity", "fusion", "kernel"),
+    "scan": ("direction", "aggregation", "normalisation", "negatives"),
+    "vsepp": ("negatives", "similarity"),
+}
+
+
+@pytest.mark.parametrize(("model", "field"), [(model, field) for model, names in CHOICES.items() for field in names])
+def test_a_choice_that_there_is_not_is_refused_and_the_known_ones_are_named(model: str, field: str) -> None:
+    config = type(load(model).RECIPES[0].model)
+    known = ", ".join(map(str, get_args(get_type_hints(config)[field])))
+    with pytest.raises(ValueError, match=re.escape(f"no {field} 'hard'; there are: {known}")):
+        config(**{field: "hard"})

@@ -1,6 +1,7 @@
 """`xmodal reproduce --curve`: what finished runs measure, by the share of pairs; nothing is trained."""
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,9 @@ def test_shares_are_of_the_pairs() -> None:
     assert shares == {"a3vse-flickr30k-10-1": 2, "scan-flickr30k-50-5": 50, "vsepp": 100}
     assert share_of(known["a3vse-coco-20-2"]) == 8
     assert share_of(known["sg-flickr30k"]) == 0  # learns from no pair
+    assert share_of(known["cca-flickr30k"]) == 100  # solved from all pairs, if not trained
+    half = replace(known["cca"].view, split="karpathy/train@50%x1")
+    assert share_of(replace(known["cca"], view=half)) == 10
     every = replace(known["vsepp"], view=View("coco", "karpathy/train@10%x9", captions_per_item=5))
     assert share_of(every) == 10
 
@@ -89,6 +93,9 @@ def test_finished_runs_are_drawn_and_others_are_named(tmp_path: Path, monkeypatc
         "Wide, full": "finished",
         "Another, half": "yet",
     }
+    left = [ROWS[2].run, ROWS[3].run]
+    trained = [line for line in told["to_run"] if line.startswith("xmodal train ")]
+    assert [shlex.split(line)[6] for line in trained] == [f"runs/{name}" for name in left]
     with Image.open(file) as image:
         image.load()
         assert (image.format, image.width > 900, image.height > 600) == ("PNG", True, True)

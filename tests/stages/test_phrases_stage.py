@@ -79,6 +79,6 @@ def test_a_corpus_without_phrases_has_none(tmp_path: Path) -> None:
     assert FeatureStore(build.build("phrases")).ids == ()
     with pytest.raises(UserError, match="pictures has no phrases with boxes: leave out boxes=phrases"):
         boxes_of_phrases(build.build("records"))
-    options = replace(build.options, settings={**build.options.settings, "regions.boxes": "phrases"})
+    options = replace(build.options, settings={**build.options.settings, "regions.boxes": "phrases"}, files={})
     with pytest.raises(UserError, match="has no phrases with boxes"):
         CorpusBuild(options, build.corpus).build("regions")

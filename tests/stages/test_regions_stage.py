@@ -259,6 +259,14 @@ def test_what_cannot_be_is_refused_before_anything_is_fetched(storage: Storage) 
         regions(media, replace(TOY, boxes="file"))
     with pytest.raises(UserError, match="a folder has no annotated boxes"):
         regions(media, replace(TOY, boxes="records"))
+    for config in (TOY, replace(TOY, boxes="records")):
+        with pytest.raises(UserError, match=f"boxes=PATH is not read with boxes={config.boxes}: set boxes=file"):
+            regions(media, config, {"boxes": Path("boxes.tsv")})
+    words = {"object_words": Path("words.txt"), "attribute_words": Path("more.txt")}
+    with pytest.raises(UserError, match="detector toy does not read --file object_words=PATH and --file attribute_wor"):
+        regions(media, TOY, words)
+    with pytest.raises(UserError, match="detector small does not read --file object_words=PATH: leave that out"):
+        regions(media, replace(TOY, detector="small"), {"object_words": Path("words.txt")})
     for wrong in ({"fewest": 37, "most": 36}, {"threshold": 2}, {"most": 0}, {"items_per_shard": 0}):
         with pytest.raises(ValueError, match=r"fewest|threshold|most|at least one"):
             replace(TOY, **wrong)

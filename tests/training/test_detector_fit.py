@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from pipelines.commands.data.prune import _kept
 from pipelines.demo import visual_genome
 from pipelines.demo.world import World
 from pipelines.engine.build_options import BuildOptions
@@ -32,6 +33,7 @@ from xmodal.progress import Silence
 from xmodal.raw.raw_files import Raw
 from xmodal.recipes import DetectorRecipe
 from xmodal.records.tables import Item, Region, Row, Split
+from xmodal.root.selection import find_output
 from xmodal.root.storage import open_storage
 from xmodal.training import detector_fit
 from xmodal.training.detector_fit import DetectorOutcome, fit_detector, one_cycle
@@ -325,6 +327,10 @@ def test_pictures_that_do_not_fit_into_memory_change_nothing(
 ) -> None:
     monkeypatch.setattr("xmodal.training.detector_samples.KEPT_BYTES", 5000)
     assert fit(root, str(tmp_path / "run")).weights_sha256 == whole.weights_sha256
+
+
+def test_prune_keeps_what_a_detector_was_trained_on(root: str, whole: DetectorOutcome) -> None:
+    assert _kept(whole.run) == [find_output(root, name).identity for name in ("records", "media")]
 
 
 # ---------------------------------------------------------------------------------------------------- what is refused

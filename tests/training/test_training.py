@@ -26,7 +26,7 @@ from xmodal import find
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.progress import Silence
-from xmodal.recipes import Candidates, Cosine, Features, Optimiser, Phase, Plateau, Relative, Step, View
+from xmodal.recipes import Cosine, Features, Optimiser, Phase, Phrases, Plateau, Relative, Step, View
 from xmodal.root.storage import LocalStorage
 from xmodal.text.vocabularies import SPECIALS
 from xmodal.training import run_folder
@@ -447,8 +447,8 @@ def test_where_there_are_several_outputs_one_must_be_named(tmp_path: Path) -> No
             {"text": Features("fisher"), "unannotated": View("pictures", "toy/val", text="semantics")},
             "dense texts beside un-annotated items",
         ),
-        ({"phases": ()}, "a closed form"),
-        ({"phases": (Phase(1, ADAM, {"ranking": 1.0}, sampler=Candidates(2)),)}, "a sampler"),
+        ({"phases": ()}, "captions as words, but no phases"),
+        ({"phases": (Phase(1, ADAM, {"ranking": 1.0}, sampler=Phrases(0.7, 0.3, 1)),)}, "a sampler"),
     ],
 )
 def test_what_training_cannot_do_yet_is_refused(root: str, changes: dict[str, object], message: str) -> None:

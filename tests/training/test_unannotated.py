@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.commands.data.prune import _kept
 from pipelines.demo.world import describe, scene
 from tests.stages.test_semantics_stage import ITEMS, build_semantics
 from tests.toy_root import WORLD, fit, item_id, make_root, recipe
@@ -121,6 +122,11 @@ def test_a_run_goes_on_with_its_own_semantics_alone(root: str, tmp_path: Path) -
     build_semantics(own, shown=0.7)
     with pytest.raises(UserError, match="semantics"):
         fit(a3vse(), own, run)
+
+
+def test_prune_keeps_the_semantics_of_a_run(root: str, whole: str) -> None:
+    (semantics,), (records,) = find(root, "semantics"), find(root, "records")
+    assert {semantics.identity, records.identity} < {*_kept(whole)}
 
 
 def test_items_without_semantics_are_told(tmp_path: Path) -> None:

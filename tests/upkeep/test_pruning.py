@@ -17,15 +17,18 @@ from pipelines.upkeep.inspection import verify
 from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import xmodal as xmodal
 from tests.conftest import tree_digest
+from tests.toy_root import one_thread as one_thread
 from tests.upkeep.test_healing import blob_of, built
 from tests.userdata.test_changed_lists import List, from_nothing, identities
 from tests.userdata.test_changed_lists import mine as mine
 from tests.userdata.test_changed_lists import root as root
+from tests.userdata.test_own import RESNET, TRAINING
 from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import directories
 from xmodal.root.sealed_sets import blob_key, sealed_now
 from xmodal.root.storage import open_storage
+from xmodal.training import run_folder
 
 STAGES = ("sources", "records", "media", "pixels", "vocabulary")
 
@@ -78,6 +81,33 @@ def test_what_a_changed_set_replaced_is_shown_and_then_removed(
     assert prune(root, capsys=capsys) == []
     for name in STAGES:
         assert built(options, name)[name].folder == after[name].folder
+
+
+def test_what_a_run_reads_stays_while_the_run_is_kept(
+    xmodal: Xmodal, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, run = List(tmp_path / "data", 30), tmp_path / "run"
+    splits = ("--splits", "train=0.5,val=0.25,test=0.25")
+    chosen = [word for setting in (*RESNET, "output=pooled") for word in ("--set", setting)]
+    xmodal.done("build", mine.place, f"{mine.place}/resnet", "--root", root, *splits, *chosen)
+    small = [word for setting in TRAINING for word in ("--set", setting)]
+    xmodal.done("train", "vsepp", "--corpus", "mine", "--root", root, "--run", run, *small)
+    del mine.rows["p0.png"]
+    mine.write()
+    xmodal.done("build", "mine", "mine/resnet", "--root", root, *chosen)
+    days_later(monkeypatch, 2)
+    read = run_folder.read(str(run))
+    shown = [each["name"] for each in xmodal.done("prune", "--root", root)["unneeded"]]
+    assert {f"records/{read.records}", f"resnet/{read.features}", "blobs"} <= {*shown}
+    kept = xmodal.done("prune", "--root", root, "--keep", run, "--yes")["unneeded"]
+    assert not kept, "what the run is made of stays too, and all blobs of its media"
+    assert xmodal.done("evaluate", run, "--root", root)["items"] > 0
+    *rows, total = xmodal("prune", "--root", root).out.splitlines()
+    assert [row.partition(": ")[0] for row in rows] == [f"would remove {name}" for name in shown]
+    assert total.endswith(f": `xmodal prune --root {root} --yes`")
+    removed = xmodal("prune", "--root", root, "--yes").out.splitlines()
+    assert removed == [row.replace("would remove", "removed") for row in rows]
+    assert read.records in xmodal("evaluate", run, "--root", root).complaint
 
 
 def test_only_old_rubbish_goes(

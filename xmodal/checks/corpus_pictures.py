@@ -1,8 +1,7 @@
 """Pictures of a corpus: the frames of its clips, what a detector saw in its pictures, and where phrases were found."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import starmap
 from pathlib import Path
 
@@ -13,15 +12,13 @@ from xmodal.checks.phrase_pictures import found_phrases, phrase_sheet
 from xmodal.detection.region_store import RegionStore
 from xmodal.errors import UserError
 from xmodal.evaluation.phrase_metrics import ScoredPhrases
+from xmodal.evaluation.picture_files import PictureFiles
 from xmodal.evaluation.region_pictures import region_sheet
 from xmodal.features.contact_sheets import DrawnPicture, contact_sheet, save_sheets
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.store import FeatureStore
-from xmodal.media.images import UnreadableImage, open_image
-from xmodal.raw.archives import Archives, MissingMedia
-from xmodal.raw.raw_files import raw_of
-from xmodal.records.tables import Caption, Item, read_rows
+from xmodal.records.tables import Caption, read_rows
 from xmodal.records.views import members
 from xmodal.root.outputs import Output
 from xmodal.root.selection import media_for, media_of
@@ -52,7 +49,7 @@ def draw_regions(
     dataset = open_dataset(setup.root, corpus, setup.records)
     regions = RegionStore(dataset.store(setup.features or REGIONS).output)
     store, where = regions.store, regions.store.output.where
-    pictures = CorpusPictures.of(dataset.records, media_for(store.output, dataset.records))
+    pictures = PictureFiles.of(dataset.records, media_for(store.output, dataset.records))
     ids = _chosen(store, dataset.records, items, first, split)
     if strange := [id for id in ids if id not in store or id not in pictures.paths]:
         raise UserError(f"{', '.join(strange)}: {where} has no regions of such items")
@@ -68,43 +65,21 @@ def draw_regions(
 
 def draw_phrases(
     setup: Setup, folder: Path, scored: ScoredPhrases, *, items: Sequence[str] = (), first: int = 8
-) -> tuple[list[DrawnPicture], dict[str, str]]:
-    """Draws a PNG for each of the pictures, or the first ones: where the phrases of a caption are, and were found.
-
-    Pictures that are absent or damaged are not drawn: the second value says why.
-    """
-    pictures = CorpusPictures.of(scored.records, media_of(scored.records))
+) -> list[DrawnPicture]:
+    """Draws a PNG for each of the pictures, or the first ones: where the phrases of a caption are, and were found."""
+    pictures = PictureFiles.of(scored.records, media_of(scored.records))
     ids = list(dict.fromkeys(items)) or scored.phrases.pictures[:first]
     if strange := [id for id in ids if id not in scored.phrases.pictures]:
         raise UserError(f"{', '.join(strange)}: {scored.view.split} has no phrases to find in such items")
     texts = {one.id: one.text for one in read_rows(scored.records, Caption) if one.item in ids}
 
-    undrawn = dict[str, str]()
-
-    def sheets() -> Iterator[tuple[str, str, Image]]:
-        for id in ids:
-            found = found_phrases(scored, id)
-            caption = texts[found[0].caption]
-            try:
-                yield id, caption, phrase_sheet(pictures.open(id), id, caption, found)
-            except (MissingMedia, UnreadableImage) as failure:
-                undrawn[id] = str(failure)
+    def sheet(id: str) -> tuple[str, str, Image]:
+        found = found_phrases(scored, id)
+        caption = texts[found[0].caption]
+        return id, caption, phrase_sheet(pictures.open(id), id, caption, found)
 
     with setup.progress.over("draw", len(ids), unit="pictures") as tick:
-        return list(save_sheets(folder, sheets(), tick)), undrawn
-
-
-@dataclass(frozen=True, eq=False)
-class CorpusPictures:
-    paths: Mapping[str, str]  # by item
-    archives: Archives
-
-    @classmethod
-    def of(cls, records: Output, media: Output) -> "CorpusPictures":
-        return cls({item.id: item.media for item in read_rows(records, Item)}, Archives(raw_of(media)))
-
-    def open(self, id: str) -> Image:
-        return open_image(self.archives.read(self.paths[id]), on_truncated=lambda why: None)
+        return list(save_sheets(folder, map(sheet, ids), tick))
 
 
 def _chosen(store: FeatureStore, records: Output, items: Sequence[str], first: int, split: str | None) -> list[str]:

@@ -55,10 +55,11 @@ class DetectorKind:
     seconds: float  # of one core, a picture
     fewest: int = 10  # regions of a picture that are kept where no setting says it, as is the next one
     threshold: float = 0.2  # as in bottom-up attention
+    files: tuple[str, ...] = ("detector",)  # that `load` reads, as --file names them
 
 
 KINDS = {  # by the first part of a detector's name: bottom_up, torchvision/NAME, detectron2/CONFIG, small
-    "bottom_up": DetectorKind("bottom_up", 17.0),
+    "bottom_up": DetectorKind("bottom_up", 17.0, files=("detector", "object_words", "attribute_words")),
     "torchvision": DetectorKind("torchvision_detectors", 6.6),
     "detectron2": DetectorKind("detectron2_detectors", 8.0),
     # Its candidates beyond the things of a picture are duplicates; the threshold is that of its own validation.

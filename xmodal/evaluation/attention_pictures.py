@@ -15,6 +15,7 @@ from xmodal.batches.batch import Padded
 from xmodal.batches.sample_order import evaluation_frames
 from xmodal.detection.region_store import RegionStore, regions_file
 from xmodal.errors import UserError
+from xmodal.evaluation.picture_files import PictureFiles
 from xmodal.evaluation.region_pictures import attention_regions
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.features.contact_sheets import DrawnPicture, attention_sheet, save_sheets
@@ -22,11 +23,7 @@ from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.networks import ResNet
 from xmodal.media.drawing import attention_picture, labelled
-from xmodal.media.images import UnreadableImage, open_image
 from xmodal.media.preparation import square
-from xmodal.raw.archives import Archives, MissingMedia
-from xmodal.raw.raw_files import raw_of
-from xmodal.records.tables import Item, read_rows
 from xmodal.records.views import captions_by_item
 from xmodal.root.selection import ancestor, media_for, source_of
 from xmodal.training.finetuning import WithBackbone, network_of
@@ -135,16 +132,12 @@ def places_of(asked: OpenedRun, items: Sequence[str]) -> list[int]:
 
 def _show_pictures(asked: OpenedRun) -> Show:
     network = grid_network(asked)
-    archives = Archives(raw_of(source_of(asked.features.output, "media", asked.view.corpus)))
+    pictures = PictureFiles.of(asked.records, source_of(asked.features.output, "media", asked.view.corpus))
     times = -(-SIDE // network.crop)
-    paths = {item.id: item.media for item in read_rows(asked.records, Item)}
+    sizes = network.resize * times, network.crop * times
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32], names: list[str]) -> Image:
-        sizes = network.resize * times, network.crop * times
-        try:
-            picture = square(archives.read(paths[id]), *sizes, on_truncated=lambda why: None)
-        except (MissingMedia, UnreadableImage) as error:
-            raise _damaged(id, error) from error
+        picture = pictures.decoded(id, lambda data: square(data, *sizes, on_truncated=lambda why: None))
         ranges = zip(100 * maps_LK.min(0), 100 * maps_LK.max(0), strict=True)
         titles = [f"{name}: {low:.1f} to {high:.1f} %" for name, (low, high) in zip(names, ranges, strict=True)]
         legend = f"{id}: {caption} ({LEGEND})"
@@ -155,24 +148,15 @@ def _show_pictures(asked: OpenedRun) -> Show:
 
 def _show_regions(asked: OpenedRun) -> Show:
     regions = RegionStore(asked.features.output)
-    archives = Archives(raw_of(media_for(asked.features.output, asked.records)))
-    paths = {item.id: item.media for item in read_rows(asked.records, Item)}
+    pictures = PictureFiles.of(asked.records, media_for(asked.features.output, asked.records))
     if (most := asked.reader.frames.frames) is not None:
         raise UserError(f"the run reads {most} regions of each picture, which are not told apart: train on all of them")
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32], names: list[str]) -> Image:
-        try:
-            picture = open_image(archives.read(paths[id]), on_truncated=lambda why: None)
-        except (MissingMedia, UnreadableImage) as error:
-            raise _damaged(id, error) from error
-        panels_HW3 = attention_regions(picture, regions.boxes(id), maps_LK, names)
+        panels_HW3 = attention_regions(pictures.open(id), regions.boxes(id), maps_LK, names)
         return labelled(panels_HW3, [f"{len(maps_LK)} regions"], f"{id}: {caption} ({REGIONS_LEGEND})")
 
     return show
-
-
-def _damaged(id: str, error: Exception) -> UserError:
-    return UserError(f"the picture of {id} is damaged ({error}): `xmodal verify --forget --root ROOT`, build again")
 
 
 def _show_clips(asked: OpenedRun) -> Show:

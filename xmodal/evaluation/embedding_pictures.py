@@ -36,6 +36,8 @@ def draw_plane(
     if len(places) < FEWEST:
         raise UserError(f"t-SNE shows neighbours, which {len(places)} items hardly have: name {FEWEST} or more")
     embeddings = _embeddings(asked, run, setup, places)
+    if not np.isfinite(embeddings).all():
+        raise UserError(f"{run}: some embeddings are not finite: its features or weights are not, so train it again")
     if not np.ptp(embeddings, axis=0).any():
         raise UserError(f"{run}: all embeddings are equal, so none is near another: it has learned nothing")
     visual_N2, text_N2 = np.split(plane(embeddings), 2)

@@ -120,9 +120,12 @@ def report(
         encoded = encode(scorer, reader, setup.progress, setup.device)
         similarities = compare(encoded, gallery) if compare else encoded.similarities
         with setup.progress.over("compare", sum(1 for _ in similarities.cells()), unit="tiles") as tick:
-            cached = cached_on_disk(similarities, file, tick)
             labels = labels_of(records, gallery.ids)
-            metrics = all_metrics(cached, gallery, labels, positives, encoded.text_similarities)
+            try:
+                cached = cached_on_disk(similarities, file, tick)
+                metrics = all_metrics(cached, gallery, labels, positives, encoded.text_similarities)
+            except ValueError as error:
+                raise UserError(f"{view.split} of {view.corpus} cannot be evaluated: {error}") from error
     model = scorer.model if isinstance(scorer, WithBackbone) else scorer
     return Report(
         records=records.identity,

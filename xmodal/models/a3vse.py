@@ -14,7 +14,7 @@ There is no public code. Misprints of the paper and what is chosen for them: doc
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,7 @@ from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses.adversarial import Discriminator, domain_loss, reversal_strength, reversed_gradient
 from xmodal.losses.ranking import ranking_loss
 from xmodal.models import Inputs
-from xmodal.number_rules import one_or_more, zero_or_more
+from xmodal.number_rules import known_choices, one_or_more, zero_or_more
 from xmodal.recipes import Features, Optimiser, Phase, Recipe, Step, Tokens, View
 
 Attention = Literal["context", "bilinear_tanh", "mean"]
@@ -60,8 +60,7 @@ class A3VSEConfig:
         sizes = {"width": self.width, "word_width": self.word_width, "heads": self.heads}
         one_or_more(**sizes, discriminator_width=self.discriminator_width, reversal_epochs=self.reversal_epochs)
         zero_or_more(margin=self.margin, semantics_margin=self.semantics_margin, temperature=self.temperature)
-        if self.attention not in get_args(Attention):
-            raise ValueError(f"no attention {self.attention!r}; there are: {', '.join(get_args(Attention))}")
+        known_choices(self)
         if unknown := {*self.adversaries} - {*DOMAINS}:
             raise ValueError(f"no adversary {min(unknown)!r}; there are: {', '.join(DOMAINS)}")
 

@@ -26,7 +26,7 @@ Shapes: V visual rows, T texts, P pairs, X and Y numbers of either side, K direc
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from math import sqrt
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +36,7 @@ from torch.nn.functional import normalize
 from xmodal.batches.batch import Padded, Stream
 from xmodal.errors import UserError
 from xmodal.models import Inputs
-from xmodal.number_rules import one_or_more, zero_or_more
+from xmodal.number_rules import known_choices, one_or_more, zero_or_more
 from xmodal.recipes import Features, Recipe, View
 
 NO_CORRELATION = 1e-9
@@ -56,8 +56,7 @@ class CCAConfig:
     def __post_init__(self) -> None:
         zero_or_more(eta=self.eta, ridge=self.ridge, power=self.power)
         one_or_more(width=self.width)
-        if self.weights not in get_args(Weights):
-            raise ValueError(f"weights are {' or '.join(get_args(Weights))}, not {self.weights!r}")
+        known_choices(self)
 
     def build(self, inputs: Inputs) -> "CCA":
         return CCA(self, inputs.visual_width, inputs.text_width)

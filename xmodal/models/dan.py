@@ -21,7 +21,7 @@ from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import compare_gathered, gather_pairs
 from xmodal.losses.ranking import Negatives, Reduction, ranking_loss
 from xmodal.models import Inputs
-from xmodal.number_rules import one_or_more, zero_or_more
+from xmodal.number_rules import known_choices, one_or_more, zero_or_more
 from xmodal.recipes import Features, Optimiser, Phase, Recipe, Step, Tokens, View, scarce
 
 
@@ -38,6 +38,7 @@ class DANConfig:
     def __post_init__(self) -> None:
         one_or_more(width=self.width, word_width=self.word_width, steps=self.steps)
         zero_or_more(margin=self.margin)
+        known_choices(self)
 
     def build(self, inputs: Inputs) -> "DAN":
         if inputs.word_vectors is not None:

@@ -18,7 +18,7 @@ from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import compare_gathered, gather_pairs
 from xmodal.losses.ranking import Negatives, Reduction, shortfall
 from xmodal.models import Inputs
-from xmodal.number_rules import even, one_or_more, zero_or_more
+from xmodal.number_rules import even, known_choices, one_or_more, zero_or_more
 from xmodal.recipes import Features, Optimiser, Phase, Plateau, Recipe, Tokens, View
 
 
@@ -34,6 +34,7 @@ class DeViSEConfig:
         even(width=self.width)
         one_or_more(word_width=self.word_width)
         zero_or_more(margin=self.margin)
+        known_choices(self)
 
     def build(self, inputs: Inputs) -> "DeViSE":
         return DeViSE(self, inputs)

@@ -18,7 +18,7 @@ from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import compare_gathered, gather_pairs
 from xmodal.losses.ranking import Negatives, order_similarity, ranking_loss
 from xmodal.models import Inputs
-from xmodal.number_rules import one_or_more, zero_or_more
+from xmodal.number_rules import known_choices, one_or_more, zero_or_more
 from xmodal.recipes import Features, Optimiser, Phase, Recipe, Tokens, View
 
 
@@ -35,6 +35,7 @@ class OrderConfig:
     def __post_init__(self) -> None:
         one_or_more(width=self.width, word_width=self.word_width)
         zero_or_more(margin=self.margin)
+        known_choices(self)
 
     def build(self, inputs: Inputs) -> "OrderEmbeddings":
         if inputs.word_vectors is not None:

@@ -31,7 +31,7 @@ from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses import gaussians
 from xmodal.losses.gaussians import MEANS, SAMPLES, Distance, Gaussians, squared_between_samples
 from xmodal.models import Inputs
-from xmodal.number_rules import above_zero, check_numbers, even, zero_or_more
+from xmodal.number_rules import above_zero, check_numbers, even, known_choices, zero_or_more
 from xmodal.recipes import Cosine, Features, OnePerClass, Optimiser, Phase, Pixels, Recipe, Tokens, View
 
 DRAWN = 128  # points that uniformity sees at most
@@ -53,6 +53,7 @@ class PCMEConfig:
     looks_at_positions: ClassVar = True
 
     def __post_init__(self) -> None:
+        known_choices(self)
         even(width=self.width)
         check_numbers("2 or more", lambda width: width > 1, word_width=self.word_width)
         zero_or_more(samples=self.samples)

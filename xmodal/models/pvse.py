@@ -24,7 +24,7 @@ from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses.ranking import Negatives, Reduction, order_similarity, ranking_loss, reduced
 from xmodal.models import Inputs
-from xmodal.number_rules import above_zero, check_numbers, even, zero_or_more
+from xmodal.number_rules import above_zero, check_numbers, even, known_choices, zero_or_more
 from xmodal.recipes import Features, OnePerClass, Optimiser, Phase, Pixels, Plateau, Recipe, Relative, Tokens, View
 
 Kernel = Literal["laplacian_l2", "rbf"]
@@ -51,6 +51,7 @@ class PVSEConfig:
     xavier_image: bool = False  # docs/models.md#pvse-encoders
 
     def __post_init__(self) -> None:
+        known_choices(self)
         zero_or_more(embeddings=self.embeddings, margin=self.margin)
         even(width=self.width)
         check_numbers("2 or more", lambda width: width > 1, word_width=self.word_width)

@@ -17,7 +17,7 @@ gradient, and backward computes those pairs alone.
 
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from xmodal.batches.batch import ANNOTATED, Batch, Padded
 from xmodal.batches.distributed import gather_padded, gather_pairs
 from xmodal.losses.ranking import Negatives, ranking_loss
 from xmodal.models import Inputs
-from xmodal.number_rules import above_zero, one_or_more, zero_or_more
+from xmodal.number_rules import above_zero, known_choices, one_or_more, zero_or_more
 from xmodal.recipes import Features, Optimiser, Phase, Recipe, Step, Tokens, View, scarce
 
 Normalisation = Literal["clipped_l2norm", "l2norm", "clipped_l1norm", "l1norm", "softmax", "clipped", "no_norm"]
@@ -62,10 +62,7 @@ class SCANConfig:
         one_or_more(width=self.width, word_width=self.word_width)
         zero_or_more(margin=self.margin)
         above_zero(smoothing=self.smoothing, sharpness=self.sharpness)
-        for name in ("direction", "aggregation", "normalisation"):
-            kinds = get_args(get_type_hints(SCANConfig)[name])
-            if getattr(self, name) not in kinds:
-                raise ValueError(f"no {name} {getattr(self, name)!r}; there are: {', '.join(kinds)}")
+        known_choices(self)
 
     def build(self, inputs: Inputs) -> "SCAN":
         if inputs.word_vectors is not None:

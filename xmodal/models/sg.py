@@ -9,6 +9,7 @@ What the paper leaves open is in docs/models.md#concept-baseline, and of the tag
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, pad
@@ -20,6 +21,8 @@ from xmodal.recipes import CONCEPTS, Features, Recipe, View
 
 @dataclass(frozen=True)
 class SGConfig:
+    learns: ClassVar = False
+
     def build(self, inputs: Inputs) -> "SG":
         return SG()
 

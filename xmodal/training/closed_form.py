@@ -31,14 +31,15 @@ from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
 from xmodal.training.training_data import phrase_run
 from xmodal.training.validation import floats, measure, measure_phrases, refuse_common
-from xmodal.training.words import NO_WORDS
+from xmodal.training.words import NO_WORDS, sha256_of_vectors
 
 
 def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]:
     """Writes a run that can be evaluated.
 
-    Returns its rsum on the validation view, the number of blocks it is solved from, and whether it was solved now.
+    Returns its rsum on the validation view, the number of pairs it is solved from, and whether it was solved now.
     """
+    sha256_of_vectors(recipe, run, setup.vectors)  # refuses a file of them
     problem = _phrases(recipe, setup) if recipe.reads_phrases else _captions(recipe, setup)
     started, learned = problem.started, None
     model = _scorer(run, started).to(setup.device)
@@ -54,8 +55,11 @@ def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]
         run_folder.start(run, started)  # only now, so that settings that cannot be solved leave nothing
         if is_new:
             checkpoint.save(run, run_folder.BEST, model.state_dict())
-        rsum = problem.measure(model)
-    return rsum, len(learned.blocks) if learned else 0, is_new and learned is not None
+        try:
+            rsum = problem.measure(model)
+        except ValueError as error:
+            raise UserError(f"recipe {recipe.name!r} cannot be validated: {error}") from error
+    return rsum, learned.count if learned else 0, is_new and learned is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +67,7 @@ class _Pairs:
     """Pairs to solve a closed form from, in blocks."""
 
     counted: str
+    count: int
     blocks: Sequence[slice]
     stream_of: Callable[[slice], Stream]
     where: str  # both sides come from
@@ -87,7 +92,9 @@ def _captions(recipe: Recipe, setup: Setup) -> _Problem:
         refuse_common(recipe.view, learned.examples.ids, recipe, reader.examples.ids)
         blocks = blocks_of(learned.examples, recipe.batch_size)
         where = f"{store.output.where} and {texts.output.where}"
-        return _Pairs(learned.examples.counted(), blocks, partial(stream_of, learned), where)
+        return _Pairs(
+            learned.examples.counted(), len(learned.examples.words), blocks, partial(stream_of, learned), where
+        )
 
     def rsum(model: Any) -> float:
         labels = labels_of(tables, reader.examples.ids)
@@ -116,7 +123,7 @@ def _phrases(recipe: Recipe, setup: Setup) -> _Problem:
     assert learned.annotated
     where = f"{learned.annotated.output.where} and {learned.texts.output.where}"
     blocks = list(cuts(len(learned), recipe.batch_size))
-    pairs = _Pairs(learned.counted(), blocks, partial(_stream_of_phrases, learned), where)
+    pairs = _Pairs(learned.counted(), len(learned), blocks, partial(_stream_of_phrases, learned), where)
 
     def rsum(model: Any) -> float:
         return sum(measure_phrases(model, chosen_on, setup.progress, setup.device).values())

@@ -83,6 +83,12 @@ def _facts(recipe: DetectorRecipe, data: DetectorData) -> dict[str, Any]:
     return {"xmodal": __version__, "recipe": whole, "records": data.records.identity, "media": data.media.identity}
 
 
+def outputs_of(run: str) -> list[str] | None:
+    """The identities of the outputs that a detector was trained on; None if the folder has no run of a detector."""
+    facts = _facts_there(run)
+    return None if facts is None else [str(facts.get(name)) for name in ("records", "media")]
+
+
 def _facts_there(run: str) -> dict[str, Any] | None:
     try:
         found = json.loads(LocalStorage(run).read(FACTS))

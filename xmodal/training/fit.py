@@ -44,12 +44,13 @@ class Outcome:
 
     run: str
     rsum: float
-    phase: int  # from 1, as is `epoch`
+    phase: int  # from 1, as is `epoch`; without phases all three are 0
     epoch: int
     steps: int
-    trained: bool  # by this call, not before
+    trained: bool  # or solved, by this call, not before
     words: int  # that the run knows
     known_words: float  # their share of the words of the training captions
+    solved_pairs: int = 0  # that a closed form is solved from
 
 
 def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) -> Outcome:
@@ -58,8 +59,8 @@ def fit(recipe: Recipe, setup: Setup, run: str, *, tensorboard: bool = False) ->
     refuse_unbuilt(recipe)
     if not recipe.phases:
         with _threads(setup.threads):
-            rsum, blocks, solved = write_run(recipe, setup, run)
-        return Outcome(run, rsum, 0, min(blocks, 1), blocks, solved, words=0, known_words=1.0)
+            rsum, pairs, is_new = write_run(recipe, setup, run)
+        return Outcome(run, rsum, 0, 0, 0, is_new, words=0, known_words=1.0, solved_pairs=pairs)
     with distributed.process_group(setup.device):
         device = distributed.own_device(setup.device)
         setup = replace(setup, device=device, progress=Silence() if distributed.rank() else setup.progress)

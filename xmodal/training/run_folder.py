@@ -64,6 +64,17 @@ class Run:  # what it was started with
     def inputs(self) -> Inputs:
         return Inputs(self.visual_width, self.text_width or len(self.vocabulary), self.instances)
 
+    @property
+    def outputs(self) -> list[str]:
+        """The identities of all outputs that the run reads."""
+        views = (self.recipe.view, self.recipe.validation, self.recipe.unannotated)
+        captions = [view.text.partition("/")[2] for view in views if view]
+        return [
+            *dict.fromkeys(
+                filter(None, (self.records, self.features, self.pixels, self.texts, self.annotated, *captions))
+            )
+        ]
+
     def facts(self) -> dict[str, Any]:
         facts = {field.name: getattr(self, field.name) for field in fields(self)}
         return facts | {

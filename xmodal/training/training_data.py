@@ -65,7 +65,7 @@ def unbuilt(recipe: Recipe) -> list[str]:
     drawn = [isinstance(phase.sampler, Phrases) for phase in recipe.phases]
     asks = {
         "dense texts beside un-annotated items": bool(recipe.unannotated) and not isinstance(recipe.text, Tokens),
-        "a closed form": not recipe.phases and isinstance(recipe.text, Tokens),
+        "captions as words, but no phases": not recipe.phases and isinstance(recipe.text, Tokens),
         "features after pictures": any(before.pixels and not after.pixels for before, after in pairwise(recipe.phases)),
         "a sampler of captions for phrases, or of phrases for captions": any(
             is_drawn != recipe.reads_phrases for is_drawn in drawn

@@ -35,12 +35,14 @@ def run(args: Args) -> Result:
 
 
 def _kept(text: str) -> list[str]:
-    from xmodal.training import run_folder
-
     if not Path(text).is_dir():
         return [text]
-    run = run_folder.read(text)
-    return [identity for identity in (run.records, run.features, run.pixels, run.texts, run.annotated) if identity]
+
+    from xmodal.training import run_folder
+    from xmodal.training.detector_fit import outputs_of
+
+    read = outputs_of(text)
+    return run_folder.read(text).outputs if read is None else read
 
 
 def text(result: Result) -> Lines:

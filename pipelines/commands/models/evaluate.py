@@ -135,5 +135,7 @@ def _check(args: Args) -> None:
         raise UserError("--proposals belongs to --scores and --write-ids, and goes with neither --ids nor --eccv")
     if args.suppression is not None and (is_released or not (args.run or (args.proposals and args.scores))):
         raise UserError("--suppression belongs to --scores with --proposals, and to runs of regions and phrases")
+    if args.distance and not args.run:
+        raise UserError("--distance belongs to a run or a file of weights: a matrix has one score")
     if args.ids and not args.scores:
         raise UserError("--ids belongs to --scores: it says what the matrix' rows and columns are")

@@ -61,8 +61,7 @@ def run(args: Args) -> Result:
     from xmodal.checks.corpus_pictures import draw_clips, draw_phrases, draw_regions
 
     if args.phrases:
-        pictures, undrawn = draw_phrases(setup, folder, _scored(args), **some)
-        return {"folder": str(folder), "pictures": [asdict(one) for one in pictures], "undrawn": undrawn}
+        pictures = draw_phrases(setup, folder, _scored(args), **some)
     else:
         corpus = _flags.corpus_name(str(args.run), args)
         draw = draw_clips if args.frames else draw_regions
@@ -93,7 +92,6 @@ def text(result: Result) -> Lines:
     if "pictures" in result:
         yield from (f"{one['path']}: {one['caption']}" for one in result["pictures"])
         yield f"{len(result['pictures'])} pictures in {result['folder']}"
-        yield from (f"not drawn: {id}, {why}" for id, why in result.get("undrawn", {}).items())
         return
     plain, *probes = result["probes"]
     yield f"mean uncertainty of {result['captions']:,} captions and {result['items']:,} pictures of {result['split']}"

@@ -16,10 +16,14 @@ examples:
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import command
 from xmodal.errors import UserError
+
+if TYPE_CHECKING:
+    from xmodal.recipes import Recipe
 
 NOT_OF_DETECTORS = ("workers", "address", "tensorboard", "features", "pixels", "texts", "weights", "vectors")  # flags
 
@@ -49,10 +53,27 @@ def run(args: Args) -> Result:
     _flags.warn_of_changes(args, corpus or recipe.view.corpus)
     if corpus:
         recipe = on_corpus(recipe, setup, corpus)
+    _refuse_unread(recipe, args)
     run = args.run or Path("runs") / "-".join(filter(None, (recipe.name, corpus)))
     if args.workers:
         return train_on_ray(recipe, setup, run, args.workers, args.address, args.quiet, tensorboard=args.tensorboard)
     return train(recipe, setup, run, args.tensorboard)
+
+
+def _refuse_unread(recipe: "Recipe", args: Args) -> None:
+    """Refuses flags that would change nothing."""
+    from xmodal.recipes import Features
+
+    sees_pictures = any(phase.pixels for phase in recipe.phases)
+    reads = {
+        "workers": bool(recipe.phases),  # a closed form is solved by one process
+        "tensorboard": bool(recipe.phases),
+        "pixels": sees_pictures or recipe.visual.stage == "pixels",
+        "texts": isinstance(recipe.text, Features),
+        "weights": sees_pictures,
+    }
+    if given := [f"--{name}" for name, is_read in reads.items() if getattr(args, name) and not is_read]:
+        raise UserError(f"recipe {recipe.name!r} does not take {', '.join(given)}: leave that out")
 
 
 def _detector(args: Args) -> Result:
@@ -79,6 +100,11 @@ def text(result: Result) -> Lines:
         detector = ("--set", "regions.detector=small", "--file", file)
         yield f"now `{command('build', target, '--root', result['root'], *detector)}`"
         return
-    when = f"after epoch {result['epoch']}, {result['steps']:,} steps" if result["steps"] else "without any training"
-    yield f"{result['recipe']}: rsum {result['rsum']:.1f} on validation {when}; in {result['run']}"
+    yield f"{result['recipe']}: rsum {result['rsum']:.1f} on validation {_how_far(result)}; in {result['run']}"
     yield f"now `{command('evaluate', result['run'], '--root', result['root'])}`"
+
+
+def _how_far(result: Result) -> str:
+    if result["steps"]:
+        return f"after epoch {result['epoch']}, {result['steps']:,} steps"
+    return f"by a closed form of {result['solved_pairs']:,} pairs" if result["solved_pairs"] else "without any training"

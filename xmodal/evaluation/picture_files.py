@@ -1,0 +1,38 @@
+"""The pictures of a corpus, by item; what cannot be shown is one line that names the item."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from PIL.Image import Image
+
+from xmodal.errors import UserError
+from xmodal.media.images import UnreadableImage, open_image
+from xmodal.raw.archives import Archives, MissingMedia
+from xmodal.raw.raw_files import raw_of
+from xmodal.records.tables import Item, read_rows
+from xmodal.root.outputs import Output
+
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, eq=False)
+class PictureFiles:
+    paths: Mapping[str, str]  # by item
+    archives: Archives
+
+    @classmethod
+    def of(cls, records: Output, media: Output) -> "PictureFiles":
+        return cls({item.id: item.media for item in read_rows(records, Item)}, Archives(raw_of(media)))
+
+    def open(self, id: str) -> Image:
+        """Opens a picture as it is; of a broken one what there is."""
+        return self.decoded(id, lambda data: open_image(data, on_truncated=lambda why: None))
+
+    def decoded(self, id: str, decode: Callable[[bytes], P]) -> P:
+        try:
+            return decode(self.archives.read(self.paths[id]))
+        except MissingMedia as error:
+            raise UserError(f"the picture of {id} is absent ({error}): name others with --items") from error
+        except UnreadableImage as error:
+            raise UserError(f"the picture of {id} cannot be read ({error}): name others with --items") from error
