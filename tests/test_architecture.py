@@ -58,7 +58,7 @@ OF_ONE_KIND = (
 )
 TORCH_ROOMS = ("xmodal/detectors", "xmodal/losses", "xmodal/models", "xmodal/training", "xmodal/evaluation")
 TORCH = {
-    *(f"xmodal/batches/{name}.py" for name in ("batch", "buffers", "distributed", "loader", "reader")),
+    *(f"xmodal/batches/{name}.py" for name in ("batch", "buffers", "distributed", "loader", "phrase_loader", "reader")),
     "xmodal/checks/model_contract.py",
     *(f"xmodal/features/{name}.py" for name in ("image_models", "model_facts", "networks", "weight_files")),
     *(f"xmodal/features/{name}_models.py" for name in ("timm", "torchvision", "transformers")),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
-from xmodal.number_rules import above_zero, one_or_more, shares, zero_or_more
+from xmodal.number_rules import above_zero, known_choices, one_or_more, shares, zero_or_more
 from xmodal.root.identity import DESCRIBES, since
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ EVERY = "all"  # the items of all splits and of none
 HUMAN = "human"  # the source of captions that people wrote of what they saw
 UNRELATED_TEXT = "unrelated"  # the source of captions that people wrote too, but about something else
 CONCEPTS = "concepts"  # the stage of captions as numbers of tags
+PHRASES = "phrases"  # the stage of phrases as vectors
 WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
 
 
@@ -203,11 +204,22 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Phrases:
-    """Draws region-phrase pairs by overlap with the phrase's box (Two-Branch)."""
+    """Draws region-phrase pairs by overlap with the phrase's box, which is positive too (Two-Branch)."""
 
     positive_overlap: float  # 1 takes the annotated box alone
     negative_overlap: float
-    neighbours: int  # positives that a row has at least
+    neighbours: int = 1  # positives that a row has at least
+    # a positive for each phrase and all its negatives, or all positives and a negative for each
+    draws: Literal["triplets", "pairs"] = "triplets"
+
+    def __post_init__(self) -> None:
+        shares(positive_overlap=self.positive_overlap, negative_overlap=self.negative_overlap)
+        one_or_more(neighbours=self.neighbours)
+        if self.negative_overlap > self.positive_overlap:
+            raise ValueError(
+                f"negative_overlap {self.negative_overlap} is above positive_overlap {self.positive_overlap}"
+            )
+        known_choices(self)
 
 
 @dataclass(frozen=True)
@@ -265,6 +277,11 @@ class Recipe:
     seed: int = 0
     unannotated: View | None = None  # the second stream (A3VSE)
     precision: Literal["single", "mixed"] = "single"  # mixed: matrix products in bfloat16
+
+    @property
+    def reads_phrases(self) -> bool:
+        """Whether it compares regions with phrases, not items with captions."""
+        return isinstance(self.text, Features) and self.text.stage == PHRASES
 
     def __post_init__(self) -> None:
         where = f"recipe {self.name!r}"

@@ -19,12 +19,14 @@ from xmodal.batches.cluster_classes import CLUSTERS
 from xmodal.corpora import Printed
 from xmodal.errors import UserError
 from xmodal.metrics import protocols
+from xmodal.metrics.phrase_localisation import FIRST
 from xmodal.recipes import WRITTEN, Features, Recipe, clusters_of
 
 FOLDER = Path(__file__).parent
 KINDS = {"Table": ("table", "tab", "t", ""), "Figure": ("figure", "fig", "f", ""), "§": ("section", "sec", "text", "")}
 NUMERALS = "I II III IV V VI VII VIII IX X XI XII XIII XIV XV"  # as Dual-Path counts its tables
 ROMAN = {str(number): numeral for number, numeral in enumerate(NUMERALS.split(), 1)}
+OF_PHRASES = "phrase "  # begins columns of localisation
 SIDES = {"i2t": "visual_to_text", "v2t": "visual_to_text", "t2i": "text_to_visual", "t2v": "text_to_visual"}
 
 
@@ -167,7 +169,7 @@ def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
 
 
 def lacks(row: Row, available: Available) -> list[str]:
-    from xmodal.training.recipe_limits import unbuilt
+    from xmodal.training.training_data import unbuilt
 
     found = [row.lacks] if row.lacks else []
     if not row.recipe:
@@ -217,6 +219,8 @@ def parts_of(column: str) -> tuple[str, str, str]:
 
 def is_measured(column: str) -> bool:
     """True if evaluation computes the column where a corpus has its labels."""
+    if column.startswith(OF_PHRASES):
+        return column.removeprefix(OF_PHRASES) in {f"R@{first}" for first in FIRST}
     _, side, measure = parts_of(column)
     columns = protocols.columns()
     if side:

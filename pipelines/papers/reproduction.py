@@ -8,6 +8,7 @@ from typing import Any
 
 from pipelines.papers import recipe_runs
 from pipelines.papers.experiments import (
+    OF_PHRASES,
     Available,
     Experiment,
     Row,
@@ -21,13 +22,14 @@ from pipelines.papers.experiments import (
     state,
     texts_of,
 )
+from pipelines.stages.proposals import ProposalsConfig
 from pipelines.stages.resnet import ResNetConfig
 from xmodal.batches.cluster_classes import CLUSTERS
 from xmodal.batches.dataset import SENTENCES
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.metrics.reports import Report
-from xmodal.recipes import Features, Recipe, Tokens, clusters_of
+from xmodal.recipes import PHRASES, Features, Recipe, Tokens, clusters_of
 from xmodal.records.views import has_split, splits
 from xmodal.root.outputs import made_of
 from xmodal.training.run_folder import has_state
@@ -80,13 +82,16 @@ def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
     yield f"xmodal build {recipe.view.corpus} {at}"
     for stage in [*stages_of(recipe), *texts_of(recipe)]:
         settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
-        if stage == SENTENCES:
+        if stage in (SENTENCES, PHRASES):
             settings += _set_codebook(recipe)
         if stage == CLUSTERS:
             of_resnet = (setting for setting in experiment.build if setting.startswith("resnet."))
             found = (f"clusters.count={clusters_of(recipe.model)}", f"clusters.split={recipe.view.split}")
             settings += _set([*of_resnet, *found])
         yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}"
+    if recipe.reads_phrases:
+        detector = f"regions.detector={ProposalsConfig().detector}"
+        yield f"xmodal build {recipe.view.corpus}/regions {at}{_set([detector, 'regions.boxes=phrases'])}"
 
 
 def _set_codebook(recipe: Recipe) -> str:
@@ -122,14 +127,20 @@ def ready_recipes(experiment: Experiment, available: Available) -> dict[str, Rec
 
 def evaluated(experiment: Experiment, recipes: Mapping[str, Recipe], setup: Setup, runs: Path) -> list[dict[str, Any]]:
     """The rows, with what the runs of `recipes` measure."""
+    from xmodal.evaluation.phrase_runs import evaluate_phrases
     from xmodal.evaluation.run_metrics import evaluate
 
     rows = [asdict(row) | {"measured": None} for row in experiment.rows]
     for row, told in zip(experiment.rows, rows, strict=True):
         if recipe := recipes.get(row.run):
             split = recipe.validation.split if experiment.on_validation else None
-            report = evaluate(str(runs / row.run), setup, split, distance=row.score or None)
-            told["measured"] = measured(report, experiment.columns)
+            run, columns = str(runs / row.run), experiment.columns
+            if recipe.reads_phrases:
+                found = evaluate_phrases(run, setup, split)
+                of_phrases = [name for name in columns if name.startswith(OF_PHRASES)]
+                told["measured"] = {name: found.value(name.removeprefix(OF_PHRASES)) for name in of_phrases}
+            else:
+                told["measured"] = measured(evaluate(run, setup, split, distance=row.score or None), columns)
     return rows
 
 
@@ -183,6 +194,8 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
                 setup.pictures(store, tables)
         except UserError as trouble:
             yield _with_command(trouble, command)
+    if recipe.reads_phrases and not setup.has_annotated_boxes(tables):
+        yield f"there are no features of the boxes that phrases of {recipe.view.corpus} name (`{others[-1]}`)"
 
 
 def _with_command(trouble: UserError, command: str) -> str:

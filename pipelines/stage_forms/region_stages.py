@@ -22,7 +22,7 @@ from pipelines.engine.stage_kind import Needs, OpenMedia
 from pipelines.stage_forms.array_stages import ArrayShard, ArrayWriter, write_items, write_table
 from pipelines.stage_forms.earlier_rows import EarlierRows
 from pipelines.stage_forms.media_stages import NOT_FINITE, media_stage, read_medium
-from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_records
+from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_phrases, boxes_of_records
 from xmodal.detection.region_arrays import Regions
 from xmodal.detection.region_store import REGIONS, Named, PictureRegions, empty_row, regions_file
 from xmodal.detectors import Detector, kind_of, module_of
@@ -43,11 +43,14 @@ AS_IT_IS = Preparation(resize=(), crop=None)
 
 @dataclass(frozen=True)
 class RegionSettings:
-    """`boxes` says where they are from: the detector, the annotated ones of the records, or --file boxes=PATH."""
+    """`boxes` says where they are from: the detector, the records, or --file boxes=PATH.
+
+    Of the records they are all annotated boxes, or one around all that each phrase names.
+    """
 
     detector: str = ""
     weights: str = "published"  # or random:<seed>, or the file that --file detector=PATH names
-    boxes: Literal["detected", "records", "file"] = "detected"
+    boxes: Literal["detected", "records", "phrases", "file"] = "detected"
     dtype: Literal["float16", "float32"] = "float16"
     device: Literal["cpu", "cuda"] = "cpu"
     deadline: float = DEADLINE  # seconds to decode one picture
@@ -117,7 +120,7 @@ def _given_boxes(config: RegionSettings, needs: Needs) -> dict[str, Boxes] | Non
         return boxes_in_file(needs.files["boxes"])
     if "records" not in needs.outputs:
         raise UserError("a folder has no annotated boxes: boxes=file takes those of --file boxes=PATH")
-    return boxes_of_records(needs["records"])
+    return (boxes_of_phrases if config.boxes == "phrases" else boxes_of_records)(needs["records"])
 
 
 def _open(name: str, files: Mapping[str, Path], open_media: OpenMedia, config: Any, inputs: Inputs) -> ArrayWriter:

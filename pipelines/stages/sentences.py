@@ -4,9 +4,9 @@ A caption without any known word is a row of zeros, and counted.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -32,6 +32,7 @@ from xmodal.root.outputs import Output
 from xmodal.text.sentence_vectors import AT_ONCE, Codebook
 
 VERSION = 3
+TextsOf = Callable[[Output], tuple[tuple[str, ...], tuple[str, ...]]]  # ids and texts
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class SentencesConfig:
     dtype: Literal["float16", "float32"] = "float16"
     rows_per_shard: int = 16_384
 
-    def spec(self, width: int) -> FeatureSpec:
+    def spec(self, name: str, width: int) -> FeatureSpec:
         try:
-            return FeatureSpec("sentences", (width,), self.dtype, rows_per_shard=self.rows_per_shard)
+            return FeatureSpec(name, (width,), self.dtype, rows_per_shard=self.rows_per_shard)
         except ValueError as error:
             raise UserError(str(error)) from error
 
@@ -57,16 +58,24 @@ STAGE = StageKind(
 
 
 def make(config: SentencesConfig, needs: Needs) -> Stage[SentencesConfig, Any]:
-    return array_stage(STAGE.name, config, (needs["records"], needs["codebook"]), VERSION, _planned, _open)
+    return text_stage(STAGE.name, config, needs, VERSION, captions_in_order)
 
 
-def _planned(config: SentencesConfig, inputs: Inputs) -> PlannedArray:
-    """A shard reads the texts of its captions and the checksum of the codebook."""
+def text_stage(
+    name: str, config: SentencesConfig, needs: Needs, version: int, texts_of: TextsOf
+) -> Stage[SentencesConfig, Any]:
+    """Makes a stage that encodes texts, which `texts_of` reads with their ids from the records."""
+    inputs = needs["records"], needs["codebook"]
+    return array_stage(name, config, inputs, version, partial(_planned, name, texts_of), partial(_open, name))
+
+
+def _planned(name: str, texts_of: TextsOf, config: SentencesConfig, inputs: Inputs) -> PlannedArray:
+    """A shard reads its texts and the checksum of the codebook."""
     records, codebook = inputs
-    ids, texts = captions_in_order(records)
+    ids, texts = texts_of(records)
     about = json.loads(codebook.read(ABOUT))
-    checksum = codebook.checksums[FILE]
-    return PlannedArray(config.spec(about["width"]), ids, lambda rows: (texts[rows.start : rows.stop], checksum), about)
+    spec, checksum = config.spec(name, about["width"]), codebook.checksums[FILE]
+    return PlannedArray(spec, ids, lambda rows: (texts[rows.start : rows.stop], checksum), about)
 
 
 @lru_cache(maxsize=1)
@@ -76,10 +85,10 @@ def captions_in_order(records: Output) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(table["id"].to_pylist()), tuple(table["text"].to_pylist())
 
 
-def _open(config: SentencesConfig, inputs: Inputs) -> ArrayWriter:
+def _open(name: str, config: SentencesConfig, inputs: Inputs) -> ArrayWriter:
     made = inputs[1]
     codebook = Codebook.from_bytes(made.read(FILE), f"{made.where}/{FILE}")
-    spec = config.spec(codebook.width)
+    spec = config.spec(name, codebook.width)
 
     def encode(texts: list[str]) -> NDArray[Any]:
         with np.errstate(over="ignore"):  # the writer refuses what is infinite, by its row

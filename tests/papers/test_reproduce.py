@@ -36,7 +36,7 @@ from pipelines.papers.experiments import (
 )
 from pipelines.papers.reproduction import about, measured, run, to_run
 from pipelines.upkeep.corpus_build import CorpusBuild
-from tests.publishers import cub, cuhk_pedes, flickr30k
+from tests.publishers import cub, cuhk_pedes, flickr30k, flickr30k_entities
 from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_trunk import make_root as make_pictures
@@ -227,7 +227,7 @@ def test_ready_is_what_lacks_nothing() -> None:
         (replace(TINY, rows=(Row("a", "", "vsepp", ("model.width=2",)),)), ALL, []),
         (replace(TINY, rows=(Row("a", "", "vsepp", lacks="way"),)), ALL, ["way"]),
         (replace(TINY, rows=(Row("a", "", lacks="way"),)), ALL, ["way"]),
-        (replace(TINY, columns=("phrase R@1", "1K t2i colour")), ALL, ["measure 'phrase R@1'", "measure '1K t2i c"]),
+        (replace(TINY, columns=("phrase R@3", "1K t2i colour")), ALL, ["measure 'phrase R@3'", "measure '1K t2i c"]),
         (replace(TINY, columns=("clips", "words"), rows=(Row("a", "1 2"),)), ALL, []),
     ],
 )
@@ -240,13 +240,15 @@ def test_what_is_lacking_is_named(experiment: Experiment, known: Available, lack
 def test_a_recipe_that_training_refuses_is_not_ready() -> None:
     (phase,) = VSEPP_COCO.phases
     drawn = replace(VSEPP_COCO, phases=(replace(phase, sampler=Phrases(0.7, 0.3, 2)),))
-    assert state(TINY, replace(ALL, recipes={"vsepp": drawn})) == "not yet: no training with a sampler"
+    assert state(TINY, replace(ALL, recipes={"vsepp": drawn})) == (
+        "not yet: no training with a sampler of captions for phrases, or of phrases for captions"
+    )
 
 
 def test_columns_that_evaluation_gives_are_known() -> None:
-    given = ("1K i2t R@1", "5K t2i R@10", "v2t Med R", "t2v nMR", "rsum")
+    given = ("1K i2t R@1", "5K t2i R@10", "v2t Med R", "t2v nMR", "rsum", "phrase R@5")
     assert all(map(is_measured, given))
-    assert not any(map(is_measured, ("R@1", "i2t R@3", "phrase R@5", "p of rsum", "i2t R@1 by uncertainty")))
+    assert not any(map(is_measured, ("R@1", "i2t R@3", "phrase R@3", "p of rsum", "i2t R@1 by uncertainty")))
 
 
 def test_what_is_said_to_be_ready_has_commands_that_the_command_line_takes() -> None:
@@ -278,6 +280,7 @@ PUBLISHERS: dict[str, tuple[Callable[[World, Path], Corpus], World]] = {
     "cub": (cub.write, World(items=60, image_size=32, captions_per_item=10, identities=12)),
     "cuhk_pedes": (cuhk_pedes.write, World(items=60, image_size=32, captions_per_item=2, identities=12)),
     "flickr30k": (flickr30k.write, World(items=30, image_size=32)),
+    "flickr30k_entities": (flickr30k_entities.write, World(items=30, image_size=32)),
     "mrw": (mrw.write, World(items=20, image_size=32, motion=0.9)),
     "tgif": (tgif.write, World(items=20, image_size=32, captions_per_item=3, motion=0.9)),
 }  # of every corpus that a recipe reads
@@ -560,6 +563,22 @@ def test_a_paper_s_file_is_read_as_it_stands() -> None:
     row = next(row for row in table.rows if row.name == "VSE++")
     assert row == Row("VSE++", "0.42 1.63 3.60 692 0.09 0.55 1.89 3.77 620 0.09", "vsepp-tgif")
     assert find("pcme figure 5")[0].rows[0].settings == ("model.width=2",)
+
+
+def test_tables_of_phrases_build_proposals_and_the_boxes_that_phrases_name() -> None:
+    (table,) = find("two_branch table 1")
+    assert state(table, available()) == "ready"
+    commands = to_run(table, available())
+    assert commands[:4] == [
+        "xmodal build flickr30k_entities --root data",
+        "xmodal build flickr30k_entities/proposals --root data",
+        "xmodal build flickr30k_entities/phrases --root data --set codebook.method=hglmm "
+        "--set codebook.split=plummer/train --vectors word2vec.bin",
+        "xmodal build flickr30k_entities/regions --root data --set regions.detector=proposals/vgg16 "
+        "--set regions.boxes=phrases",
+    ]
+    assert "xmodal evaluate runs/similarity-phrases-linear-single --root data" in commands
+    assert sum(command.startswith("xmodal train") for command in commands) == 11
 
 
 def test_the_tables_of_two_branch_build_ten_crops_and_codes_of_the_training_split() -> None:

@@ -27,7 +27,8 @@ from xmodal.corpora import Corpus, load
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.store import FeatureStore
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import Caption, Item, Label, Row
+from xmodal.recipes import PHRASES
+from xmodal.records.tables import Caption, Item, Label, Match, Row
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
 
@@ -68,16 +69,23 @@ def digests(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def root_of(stage: str) -> str:
+    if stage == PHRASES:
+        return "phrases"
     return "clips" if stages.is_of(stage, "clip") else "root"
 
 
 def builds(folder: Path, roots: Path) -> dict[str, CorpusBuild]:
-    """The toy corpus of pictures, and of clips, by the names of their roots; its files are published in `folder`."""
+    """The toy corpus of pictures, of clips, and with phrases, by their roots; its files are published in `folder`."""
     publish(folder / "raw")
     options = BuildOptions(open_storage(str(roots / "root")), raw=folder / "raw", **small(folder))
     corpus, moving = replace(load(str(CORPUS)), counts={}, kinds=frozenset()), _moving(options, folder)
     moving = replace(moving, storage=open_storage(str(roots / "clips")))
-    return {"root": CorpusBuild(options, _with_categories(corpus)), "clips": CorpusBuild(moving, _of_clips(corpus))}
+    speaking = replace(options, storage=open_storage(str(roots / "phrases")))
+    return {
+        "root": CorpusBuild(options, _with_categories(corpus)),
+        "clips": CorpusBuild(moving, _of_clips(corpus)),
+        "phrases": CorpusBuild(speaking, _with_phrases(corpus)),
+    }
 
 
 def read_pinned() -> dict[str, Any]:
@@ -103,6 +111,18 @@ def _moving(options: BuildOptions, folder: Path) -> BuildOptions:
         clip = gif([numbered(number + shown, delay=10 * shown) for shown in range(5)])
         path.write_bytes(clip if number < 2 else b"no clip")
     return replace(options, raw=folder / "moving")
+
+
+def _with_phrases(corpus: Corpus) -> Corpus:
+    """The last words of each caption are a phrase."""
+
+    def parse(raw: Raw) -> Iterator[Row]:
+        for row in corpus.parse(raw):
+            yield row
+            if isinstance(row, Caption):
+                yield Match(row.id, row.item, None, row.text.index("thing"), len(row.text))
+
+    return replace(corpus, parse=parse)
 
 
 def _of_clips(corpus: Corpus) -> Corpus:

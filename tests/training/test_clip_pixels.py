@@ -48,8 +48,8 @@ from xmodal.training.checkpoint import read_tensors
 from xmodal.training.finetuning import WithBackbone, attach_backbone
 from xmodal.training.fit import Outcome
 from xmodal.training.picture_crops import ClipReader, picture_reader
-from xmodal.training.recipe_limits import unbuilt
 from xmodal.training.run_setup import Setup
+from xmodal.training.training_data import unbuilt
 from xmodal.training.validation import measure
 
 EVERYTHING = Pixels("resized", flip=True, jitter=True, erase=0.5)

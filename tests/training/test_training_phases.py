@@ -37,8 +37,8 @@ from xmodal.text.word_vectors import read_vectors
 from xmodal.training import optimisers, run_folder
 from xmodal.training.checkpoint import read_tensors
 from xmodal.training.finetuning import network_of
-from xmodal.training.recipe_limits import unbuilt
 from xmodal.training.run_setup import Setup
+from xmodal.training.training_data import unbuilt
 
 STILL = Optimiser("sgd", 1e-30)  # nothing moves, so that no validation is better than the first
 

@@ -5,7 +5,7 @@ Shapes: P phrases, A annotated boxes, N proposals of all pictures.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from xmodal.batches.dataset import open_dataset
 from xmodal.detection.box_geometry import Boxes
-from xmodal.detection.given_boxes import boxes_in_file
-from xmodal.detection.merged_boxes import merge_groups
+from xmodal.detection.given_boxes import boxes_in_file, chain_boxes
 from xmodal.detection.region_store import RegionStore
 from xmodal.errors import UserError
 from xmodal.metrics.phrase_localisation import LocalisationTask
 from xmodal.recipes import View
-from xmodal.records.tables import Match, Region, read_rows
+from xmodal.records.tables import Match, read_rows
 from xmodal.records.views import captions_by_item, starts_of
+from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 
 TO_LAST_PIXEL = np.array([0, 0, 1, 1])  # from edges, which tables and stores have: right and bottom are excluded there
@@ -36,7 +36,7 @@ K = TypeVar("K")
 class AnnotatedPhrases:
     """Phrases in the order of the records' pictures, then of captions and words.
 
-    A box is around all boxes of a coreference chain; phrases of one chain have one.
+    A box is around all boxes of a coreference chain; phrases of one chain have one, as have chains of equal boxes.
     """
 
     pictures: tuple[str, ...]
@@ -59,6 +59,17 @@ class AnnotatedPhrases:
                 found[name].append(place)
         return {name: np.array(places) for name, places in sorted(found.items())}
 
+    def kept(self, is_kept_P: NDArray[np.bool_], reason: str) -> "AnnotatedPhrases":
+        """Leaves out the other phrases, and counts them under the reason; boxes and pictures keep their places."""
+        places, left_out = np.flatnonzero(is_kept_P).tolist(), int((~is_kept_P).sum())
+        return replace(
+            self,
+            boxes_P=self.boxes_P[is_kept_P],
+            matches=tuple(self.matches[place] for place in places),
+            words=tuple(self.words[place] for place in places),
+            left_out={**self.left_out, reason: left_out},
+        )
+
     def among(self, proposals: Mapping[str, Boxes]) -> LocalisationTask:
         """Asks for the phrases among proposals, whose right and bottom edges are excluded; pictures may lack them."""
         boxes = [proposals.get(picture, np.zeros((0, 4))) for picture in self.pictures]
@@ -71,13 +82,13 @@ def annotated_phrases(records: Output, view: View) -> AnnotatedPhrases:
     """Reads the phrases of a view's captions, and counts what cannot be looked for."""
     captions = captions_by_item(records, view)
     texts = dict(zip(captions.ids, captions.texts, strict=True))
-    boxes, told = _boxes(records, set(captions.items)), _phrases(records, texts)
+    boxes, told = chain_boxes(records), _phrases(records, texts)
     matches, left_out = list[Match](), dict.fromkeys((UNSEEN, UNBOXED, SILENT), 0)
     for picture, ids in captions.grouped(captions.ids).items():
         for caption in ids:
             known = [match for match in told.get(caption, ()) if match.item == picture]
             seen = [match for match in known if match.group is not None]
-            kept = [match for match in seen if (picture, match.group) in boxes]
+            kept = [match for match in seen if _chain(match) in boxes]
             left_out[UNSEEN] += len(known) - len(seen)
             left_out[UNBOXED] += len(seen) - len(kept)
             left_out[SILENT] += not kept
@@ -85,13 +96,13 @@ def annotated_phrases(records: Output, view: View) -> AnnotatedPhrases:
     if not matches:
         raise UserError(f"split {view.split!r} of {view.corpus} has no phrase with a box, so nothing to look for")
     numbers = _numbered(match.item for match in matches)
-    places = _numbered((match.item, match.group) for match in matches)
+    places = _numbered((match.item, boxes[_chain(match)]) for match in matches)
     left_out[EMPTY] = len(captions.items) - len(numbers)
     return AnnotatedPhrases(
         tuple(numbers),
-        np.array([boxes[chain] for chain in places]) - TO_LAST_PIXEL,
+        np.array([box for _, box in places]) - TO_LAST_PIXEL,
         np.array([numbers[picture] for picture, _ in places]),
-        np.array([places[match.item, match.group] for match in matches]),
+        np.array([places[match.item, boxes[_chain(match)]] for match in matches]),
         tuple(matches),
         tuple(texts[match.caption][match.start : match.end] for match in matches),
         left_out,
@@ -103,14 +114,8 @@ def _numbered(keys: Iterable[K]) -> dict[K, int]:
     return {key: number for number, key in enumerate(dict.fromkeys(keys))}
 
 
-def _boxes(records: Output, pictures: set[str]) -> dict[tuple[str, str | None], tuple[float | None, ...]]:
-    """The box around each chain of the pictures that has any, by picture and chain."""
-    chains = (one for one in read_rows(records, Region) if one.group is not None and one.item in pictures)
-    return {
-        (one.item, one.group): (one.left, one.top, one.right, one.bottom)
-        for one in merge_groups(chains)
-        if one.left is not None
-    }
+def _chain(match: Match) -> tuple[str, str]:
+    return match.item, match.group or ""
 
 
 def _phrases(records: Output, captions: Mapping[str, str]) -> Mapping[str, list[Match]]:
@@ -124,9 +129,11 @@ def _phrases(records: Output, captions: Mapping[str, str]) -> Mapping[str, list[
     return found
 
 
-def proposals_of(root: str, records: Output, name: str) -> dict[str, Boxes]:
-    """Reads the boxes of each picture: of a stage or its output under the root, or of a user's file."""
-    if Path(name).is_file():
-        return {id: np.array(boxes).reshape(-1, 4) for id, boxes in boxes_in_file(Path(name)).items()}
-    regions = RegionStore(open_dataset(root, str(records.config["corpus"]), records.identity).store(name).output)
-    return {id: regions.boxes(id) for id in regions.ids if id in regions.store}
+def proposals_of(root: str, records: Output, name: str) -> tuple[dict[str, Boxes], str]:
+    """Reads the boxes of each picture, of a stage, its output or a user's file; says which these are."""
+    if (path := Path(name)).is_file():
+        boxes = {id: np.array(boxes).reshape(-1, 4) for id, boxes in boxes_in_file(path).items()}
+        return boxes, f"{path.name} (sha256 {sha256_of(path)[:12]})"
+    output = open_dataset(root, str(records.config["corpus"]), records.identity).store(name).output
+    regions = RegionStore(output)
+    return {id: regions.boxes(id) for id in regions.ids if id in regions.store}, f"{output.stage}/{output.identity}"

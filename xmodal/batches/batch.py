@@ -134,6 +134,34 @@ class Stream:
         return replace(self, **{name: value.to(device) for name, value in present.items() if value is not None})
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TripletStream(Stream):
+    """Regions and phrases, of which each pair has its own wrong partners: regions that are not there are neither.
+
+    Classes of texts are coreference chains: phrases of another one are wrong. Items are pictures.
+    """
+
+    targets: Tensor  # (P, 2): whether a pair is one of its region, and one of its phrase
+    wrong_regions: Tensor  # (T, V)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.text_classes is not None
+        assert (self.targets.shape, self.targets.dtype) == (self.positives.shape, torch.bool)
+        assert (self.wrong_regions.shape, self.wrong_regions.dtype) == ((len(self.text), len(self.visual)), torch.bool)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PairStream(Stream):
+    """Regions and phrases, as many right as wrong pairs."""
+
+    negatives: Tensor  # (P, 2): visual row, text row, as positives are
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert (self.negatives.shape, self.negatives.dtype) == (self.positives.shape, torch.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """The data of one step. The un-annotated stream numbers its own items."""

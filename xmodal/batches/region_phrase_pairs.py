@@ -29,6 +29,7 @@ class RegionPhraseTriplets:
     regions_R: Integers  # numbers, ascending
     phrases_Q: Integers  # those of the batch in its order, then neighbours
     pairs_M2: Integers  # places in `regions_R` and `phrases_Q`; the first B are of the phrases of the batch
+    targets_M2: Table  # whether wrong phrases are sought for a pair's region, and wrong regions for its phrase
     wrong_phrases_QQ: Table  # phrases of other chains
     wrong_regions_QR: Table
 
@@ -59,7 +60,7 @@ def triplets(
     """
     assert rule.neighbours >= 1
     assert len(np.unique(phrases_B)) == len(phrases_B)
-    regions_M, phrases_M = _right_pairs(task, phrases_B, rule, seed, epoch, inclusive)
+    regions_M, phrases_M, targets_M2 = _right_pairs(task, phrases_B, rule, seed, epoch, inclusive)
     phrases_Q = np.concatenate([phrases_B, np.setdiff1d(phrases_M, phrases_B)])
     found = _candidates(task, phrases_Q, rule, inclusive)
     rows, columns = np.nonzero(found.bands_QC == NEGATIVE)
@@ -71,13 +72,16 @@ def triplets(
     places_M = order[np.searchsorted(phrases_Q, phrases_M, sorter=order)]
     pairs_M2 = np.stack([np.searchsorted(regions_R, regions_M), places_M], axis=1)
     chains_Q = task.boxes_P[phrases_Q]
-    return RegionPhraseTriplets(regions_R, phrases_Q, pairs_M2, chains_Q[:, None] != chains_Q, wrong_QR)
+    return RegionPhraseTriplets(regions_R, phrases_Q, pairs_M2, targets_M2, chains_Q[:, None] != chains_Q, wrong_QR)
 
 
 def _right_pairs(
     task: LocalisationTask, phrases_B: Integers, rule: Phrases, seed: int, epoch: int, inclusive: bool
-) -> tuple[Integers, Integers]:
-    """Numbers of regions and phrases: the pair of each phrase, its neighbours, and then those of its region."""
+) -> tuple[Integers, Integers, Table]:
+    """Numbers of regions and phrases: the pair of each phrase, its neighbours, and then those of its region.
+
+    The neighbours of a phrase are right for it as a target, those of a region for the region.
+    """
     found = _candidates(task, phrases_B, rule, inclusive)
     rows, columns = _drawn(found, rule.neighbours, seed, epoch)
     regions_M, phrases_M = found.numbers_QC[rows, columns], phrases_B[rows]
@@ -87,7 +91,10 @@ def _right_pairs(
         for phrase in _chain_mates(task, phrases_M[regions_M == region], rule.neighbours, seed, epoch)
     ]
     added_M2 = np.array(added, np.int64).reshape(-1, 2)
-    return np.concatenate([regions_M, added_M2[:, 0]]), np.concatenate([phrases_M, added_M2[:, 1]])
+    places_M = np.arange(len(regions_M) + len(added))
+    is_phrase_M = places_M < len(regions_M)
+    targets_M2 = np.stack([(places_M < len(phrases_B)) | ~is_phrase_M, is_phrase_M], axis=1)
+    return np.concatenate([regions_M, added_M2[:, 0]]), np.concatenate([phrases_M, added_M2[:, 1]]), targets_M2
 
 
 def pairs(

@@ -41,12 +41,15 @@ def _found(scored: ScoredPhrases, place: int) -> FoundPhrase:
     if not count:
         return FoundPhrase(caption, words, annotated_4 + TO_LAST_PIXEL, None, 0)
     try:
-        best = task.checked(scored.scores, slice(place, place + 1))[0, :count].argmax()
+        scores_K = task.checked(scored.scores, slice(place, place + 1))[0, :count]
     except ValueError as error:
         raise UserError(str(error)) from error
-    found_4 = task.proposals_N4[task.starts_V1[task.pictures_A[box]] + best]
-    overlap = float(iou(annotated_4[None], found_4[None], inclusive=True)[0, 0])
-    return FoundPhrase(caption, words, annotated_4 + TO_LAST_PIXEL, found_4 + TO_LAST_PIXEL, overlap)
+    start = task.starts_V1[task.pictures_A[box]]
+    found_K4 = task.proposals_N4[start : start + count][scores_K == scores_K.max()]
+    overlaps_K = iou(annotated_4[None], found_K4, inclusive=True)[0]
+    worst = int(overlaps_K.argmin())  # of equal scores, which count against what is right in recall, too
+    found_4, overlap = found_K4[worst] + TO_LAST_PIXEL, float(overlaps_K[worst])
+    return FoundPhrase(caption, words, annotated_4 + TO_LAST_PIXEL, found_4, overlap)
 
 
 def phrase_sheet(picture: Image.Image, id: str, caption: str, phrases: Sequence[FoundPhrase]) -> Image.Image:

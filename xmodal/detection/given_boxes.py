@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from xmodal.detection.merged_boxes import merge_groups
 from xmodal.detection.region_formats import open_regions, refuse_reversed
 from xmodal.errors import UserError
 from xmodal.records.tables import Region, read_rows
@@ -24,6 +25,26 @@ def boxes_of_records(records: Output) -> dict[str, Boxes]:
     if not found:
         raise UserError(f"{records.config['corpus']} has no annotated boxes: leave out boxes=records")
     return {id: tuple(boxes) for id, boxes in found.items()}
+
+
+def boxes_of_phrases(records: Output) -> dict[str, Boxes]:
+    """The box around all that a phrase names, for each thing of a picture; two things may have the same."""
+    found: dict[str, list[tuple[float, ...]]] = {}
+    for (picture, _), box in chain_boxes(records).items():
+        found.setdefault(picture, []).append(box)
+    if not found:
+        raise UserError(f"{records.config['corpus']} has no phrases with boxes: leave out boxes=phrases")
+    return {id: tuple(dict.fromkeys(boxes)) for id, boxes in found.items()}
+
+
+def chain_boxes(records: Output) -> dict[tuple[str, str], tuple[float, ...]]:
+    """The box around all boxes of each coreference chain that has any, by picture and chain."""
+    found = dict[tuple[str, str], tuple[float, ...]]()
+    for one in merge_groups(region for region in read_rows(records, Region) if region.group is not None):
+        if one.left is not None and one.group is not None:
+            sides = (one.left, one.top, one.right, one.bottom)
+            found[one.item, one.group] = tuple(float(side) for side in sides if side is not None)
+    return found
 
 
 def boxes_in_file(path: Path) -> dict[str, Boxes]:

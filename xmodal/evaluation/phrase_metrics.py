@@ -97,6 +97,7 @@ class ScoredPhrases:
     view: View
     phrases: AnnotatedPhrases
     boxes: Mapping[str, Boxes]  # proposals of the pictures that have any, right and bottom excluded
+    proposals: str  # which these are
     scores: ScoresOf
 
     @cached_property
@@ -106,14 +107,14 @@ class ScoredPhrases:
 
 def open_scores(path: Path, root: str, corpus: str, proposals: str, split: str | None = None) -> ScoredPhrases:
     """Opens a .npy file of scores, which is read some rows at a time."""
-    records, view, phrases, boxes = _asked(root, corpus, proposals, split)
+    records, view, phrases, boxes, found = _asked(root, corpus, proposals, split)
     matrix, most = read_matrix(path), max(map(len, boxes.values()))
     if len(matrix) != len(phrases.words) or matrix.shape[1] < most:
         raise UserError(
             f"{path} is {len(matrix):,} x {matrix.shape[1]:,}, but {view.split} has {len(phrases.words):,} phrases to "
             f"find among up to {most:,} proposals: rows are phrases as --write-ids lists them, columns proposals"
         )
-    return ScoredPhrases(records, view, phrases, boxes, lambda rows: matrix[rows, :most])
+    return ScoredPhrases(records, view, phrases, boxes, found, lambda rows: matrix[rows, :most])
 
 
 def score_phrases(
@@ -122,7 +123,7 @@ def score_phrases(
     """Computes recall by the scores in a .npy file."""
     asked = open_scores(path, root, corpus, proposals, split)
     about = {"recipe": path.name, "fingerprint": sha256_of(path), "records": asked.records.identity}
-    about |= {"proposals": proposals, "corpus": corpus, "split": asked.view.split}
+    about |= {"proposals": asked.proposals, "corpus": corpus, "split": asked.view.split}
     try:
         return localisation_report(asked.phrases, asked.boxes, asked.scores, suppression, **about)
     except ValueError as error:
@@ -166,7 +167,7 @@ def write_phrases(prefix: str, root: str, corpus: str, proposals: str, split: st
     """
     if not Path(prefix).parent.is_dir():
         raise UserError(f"{Path(prefix).parent} is no folder: make it, or give another PREFIX")
-    _, _, phrases, boxes = _asked(root, corpus, proposals, split)
+    _, _, phrases, boxes, _ = _asked(root, corpus, proposals, split)
     asked = zip(phrases.matches, phrases.words, strict=True)
     told = (
         [f"{one.caption}\t{one.start}\t{one.end}\t{one.item}\t{' '.join(words.split())}" for one, words in asked],
@@ -184,14 +185,14 @@ def write_phrases(prefix: str, root: str, corpus: str, proposals: str, split: st
 
 def _asked(
     root: str, corpus: str, proposals: str, split: str | None
-) -> tuple[Output, View, AnnotatedPhrases, dict[str, Boxes]]:
+) -> tuple[Output, View, AnnotatedPhrases, dict[str, Boxes], str]:
     records = find_output(root, "records", corpus=corpus)
     view = View(corpus, split or test_split(records, corpus))
-    phrases, boxes = annotated_phrases(records, view), proposals_of(root, records, proposals)
+    phrases, (boxes, found) = annotated_phrases(records, view), proposals_of(root, records, proposals)
     there = {id: boxes[id] for id in phrases.pictures if len(boxes.get(id, ()))}
     if not there:
         raise UserError(f"{proposals} has no boxes of the {len(phrases.pictures):,} pictures of {view.split}")
-    return records, view, phrases, there
+    return records, view, phrases, there, found
 
 
 def _row(found: LocalisedPhrases) -> dict[str, float]:

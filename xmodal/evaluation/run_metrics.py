@@ -1,6 +1,7 @@
 """Metrics of a run on a split."""
 
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -13,9 +14,9 @@ from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
-from xmodal.metrics.protocols import all_metrics, eccv, labels_of
+from xmodal.metrics.protocols import Gallery, all_metrics, eccv, labels_of
 from xmodal.metrics.reports import Report
-from xmodal.metrics.similarities import cached_on_disk
+from xmodal.metrics.similarities import Similarities, cached_on_disk
 from xmodal.models import Scorer, Storing
 from xmodal.recipes import Config, Features, Tokens, View
 from xmodal.records.views import items_with_captions
@@ -28,7 +29,9 @@ from xmodal.training.finetuning import WithBackbone, attach_empty_backbone
 from xmodal.training.picture_crops import picture_reader
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
-from xmodal.training.validation import check_device, encode, gallery_of
+from xmodal.training.validation import EncodedSplit, check_device, encode, gallery_of
+
+Compare = Callable[[EncodedSplit, Gallery], Similarities]
 
 
 def load(
@@ -71,6 +74,13 @@ def evaluate(
     `distance` is another score of the same weights (PCME), `extended` a folder with ECCV-Caption's files.
     """
     asked = open_run(run, setup, split, distance)
+    name = asked.started.recipe.name
+    return report_of(asked, setup, extended, f"{name} by {distance}" if distance else name)
+
+
+def report_of(
+    asked: "OpenedRun", setup: Setup, extended: Path | None, name: str, compare: Compare | None = None
+) -> Report:
     recipe, read = asked.started.recipe, asked.reader.store.output
     further = ", trained further from pixels" if isinstance(asked.scorer, WithBackbone) else ""
     return report(
@@ -80,7 +90,8 @@ def evaluate(
         asked.records,
         asked.view,
         extended,
-        recipe=f"{recipe.name} by {distance}" if distance else recipe.name,
+        compare,
+        recipe=name,
         fingerprint=fingerprint(recipe),
         features=f"{read.stage}/{read.identity}",
         weights=describe_network(asked.features) + further,
@@ -96,9 +107,10 @@ def report(
     records: Output,
     view: View,
     extended: Path | None,
+    compare: Compare | None = None,
     **about: Any,
 ) -> Report:
-    """Computes every metric; `about` are further fields of the report."""
+    """Computes every metric, by other similarities if `compare` gives any; `about` are further fields of the report."""
     examples = reader.examples
     if examples.captions_cut:
         setup.progress.say(f"{len(examples.words):,} captions{examples.note_of_cuts}")
@@ -106,7 +118,7 @@ def report(
     positives = eccv(extended, gallery) if extended else None
     with torch.inference_mode(), tempfile.TemporaryFile() as file:
         encoded = encode(scorer, reader, setup.progress, setup.device)
-        similarities = encoded.similarities
+        similarities = compare(encoded, gallery) if compare else encoded.similarities
         with setup.progress.over("compare", sum(1 for _ in similarities.cells()), unit="tiles") as tick:
             labels = labels_of(records, gallery.ids)
             try:
@@ -143,6 +155,8 @@ def open_run(run: str, setup: Setup, split: str | None = None, distance: str | N
     check_device(setup.device)
     started = run_folder.read(run)
     recipe = started.recipe
+    if recipe.reads_phrases:
+        raise UserError(f"{run} compares regions with phrases, not items with captions: `xmodal evaluate` measures it")
     setup = replace(
         setup, records=started.records, features=started.features, pixels=started.pixels, texts=started.texts
     )

@@ -73,6 +73,13 @@ class ComparingTexts(Protocol):
     def text_similarity(self, queries: Any, gallery: Any) -> "Tensor": ...  # (queries, gallery), greater is closer
 
 
+@runtime_checkable
+class MeasuringDistances(Protocol):
+    """A scorer whose encoded rows are points of one space, in which distances of several runs can be mixed."""
+
+    def distance(self, visual: Any, text: Any) -> "Tensor": ...  # (visual rows, text rows), Euclidean
+
+
 @dataclass(frozen=True, eq=False)
 class Inputs:
     """Facts about the data that a network is built by."""

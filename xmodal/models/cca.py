@@ -1,7 +1,8 @@
 """Canonical correlation analysis: linear projections of both sides, as correlated as can be (docs/models.md#cca).
 
 The baseline of Klein et al. (CVPR 2015) and of Plummer et al. (Flickr30k Entities), and, with other numbers, the
-normalised CCA of Gong et al. (IJCV 2014). It is solved in closed form, after one pass over the pairs.
+normalised CCA of Gong et al. (IJCV 2014). It is solved in closed form, after one pass over the pairs: images and
+sentences, or annotated boxes and the phrases that name them.
 
 - Cxx, Cyy, Cxy are covariances over all pairs, divided by n - 1. A ridge is added to the diagonals of Cxx and Cyy:
   `eta` times the largest eigenvalue of each, plus `ridge`.
@@ -86,6 +87,9 @@ class CCA(nn.Module):
 
     def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
         return visual @ text.T
+
+    def distance(self, visual: Tensor, text: Tensor) -> Tensor:
+        return (2 - 2 * visual @ text.T).clamp(min=0).sqrt()
 
     def solve(self, stream: Iterable[Stream]) -> None:
         device = self.correlations.device
@@ -215,8 +219,19 @@ CCA_COCO = replace(
     validation=View("coco", "two_branch/val", captions_per_item=5),
 )
 MEAN_VECTOR = Features("sentences", method="mean")
+CCA_PHRASES = replace(
+    CCA_FLICKR30K,
+    name="cca-phrases",
+    cites="docs/models.md#cca; docs/models.md#two-branch-phrases; eta is ours",
+    view=View("flickr30k_entities", "plummer/train"),
+    validation=View("flickr30k_entities", "plummer/val"),
+    visual=Features("proposals"),
+    text=Features("phrases", method="hglmm"),
+)
 RECIPES = (
     CCA_FLICKR30K,
+    CCA_PHRASES,
+    replace(CCA_PHRASES, name="normalised-cca-phrases", model=GONG),
     CCA_COCO,
     replace(CCA_FLICKR30K, name="normalised-cca-flickr30k", model=GONG),
     replace(CCA_COCO, name="normalised-cca-coco", model=GONG),

@@ -1,4 +1,6 @@
-"""Two-Branch networks (Wang, Li, Lazebnik, PAMI 2018) for images and sentences: embedding and similarity network.
+"""Two-Branch networks (Wang, Li, Lazebnik, PAMI 2018): embedding and similarity network, for two tasks.
+
+Images are compared with sentences, or regions of an image with phrases, which localises these.
 
 Where paper and official code (embedding network only) disagree, both are settings: docs/models.md#two-branch.
 
@@ -12,25 +14,28 @@ Where paper and official code (embedding network only) disagree, both are settin
   sentence of its image.
 - Similarity network: the product of both branches, three layers, one score; logistic loss on each pair and on as many
   wrong pairs, each the image with a sentence of another one in the batch.
+- Regions and phrases (sampler `Phrases`): a pair's wrong phrases are of other chains, its wrong regions of its picture.
+  Regions of one chain are neighbours, as are its phrases; outside are wrong regions and those of other pictures.
 - `statistics=test` normalises by what is evaluated, as the published numbers do (footnote 3).
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, dropout, normalize, relu, softplus
 
-from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
+from xmodal.batches.batch import ANNOTATED, Batch, Padded, PairStream, Stream, TripletStream
 from xmodal.batches.distributed import gather, gather_pairs
 from xmodal.losses.ranking import Reduction, reduced
+from xmodal.losses.region_phrases import region_phrase_terms
 from xmodal.losses.triplets import farthest, squared_distances, triplet_loss
 from xmodal.models import Inputs
 from xmodal.number_rules import one_or_more, shares, zero_or_more
-from xmodal.recipes import Features, Neighbours, Optimiser, Phase, Recipe, Step, View
+from xmodal.recipes import Features, Neighbours, Optimiser, Phase, Phrases, Recipe, Step, View
 
 SHORTEST = 1e-5  # a vector that is shorter is not made 1 long
 MOMENTUM = {"paper": 0.1, "code": 0.9}  # of running statistics: torch's default, and TensorFlow's 0.1
@@ -171,12 +176,18 @@ class TwoBranch(Branches):
     def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
         return visual @ text.T  # of unit vectors: orders as their distance does
 
+    def distance(self, visual: Tensor, text: Tensor) -> Tensor:
+        return (2 - 2 * visual @ text.T).clamp(min=0).sqrt()
+
     def text_similarity(self, queries: Tensor, gallery: Tensor) -> Tensor:
         return queries @ gallery.T
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
-        stream = batch.streams[ANNOTATED]
+        stream, config = batch.streams[ANNOTATED], self.config
         visual_VD, text_TD = self.encode_together(stream)
+        if isinstance(stream, TripletStream):
+            with torch.autocast(visual_VD.device.type, enabled=False):
+                return region_phrase_terms(stream, visual_VD, text_TD, config.offset, self._loss, self._neighbour_loss)
         pairs_P2, captions_T = gather_pairs(stream), gather(stream.captions)
         items_V, text_items_T = gather(stream.visual_items), gather(stream.text_items)
         wrong_VT = items_V[:, None] != text_items_T
@@ -185,20 +196,20 @@ class TwoBranch(Branches):
         shared_VV = shared_texts(pairs_P2, len(visual_VD))
         wrong_VV = (items_V[:, None] != items_V) & ~shared_VV
         with torch.autocast(visual_VD.device.type, enabled=False):  # a margin is finer than half precision
-            squared_VT = squared_distances(visual_VD, text_TD, self.config.offset)
+            squared_VT = squared_distances(visual_VD, text_TD, config.offset)
             return {
                 "visual": self._loss(squared_VT, pairs_P2, wrong_VT),
                 "text": self._loss(squared_VT.T, pairs_P2.flip(1), wrong_VT.T),
-                "visual_neighbours": self._neighbour_loss(visual_VD, shared_VV, wrong_VV),
-                "text_neighbours": self._neighbour_loss(text_TD, siblings_TT, wrong_TT),
+                "visual_neighbours": self._neighbour_loss(visual_VD, visual_VD, shared_VV, wrong_VV),
+                "text_neighbours": self._neighbour_loss(text_TD, text_TD, siblings_TT, wrong_TT),
             }
 
-    def _neighbour_loss(self, rows_ND: Tensor, right_NN: Tensor, wrong_NN: Tensor) -> Tensor:
-        if not right_NN.any():
-            return rows_ND.sum() * 0
-        squared_NN = squared_distances(rows_ND, rows_ND, self.config.offset)
-        right = farthest(squared_NN, right_NN) if self.config.neighbour == "farthest" else right_NN.nonzero()
-        return self._loss(squared_NN, right, wrong_NN)
+    def _neighbour_loss(self, anchors_AD: Tensor, gallery_GD: Tensor, right_AG: Tensor, wrong_AG: Tensor) -> Tensor:
+        if not right_AG.any():
+            return anchors_AD.sum() * 0
+        squared_AG = squared_distances(anchors_AD, gallery_GD, self.config.offset)
+        right = farthest(squared_AG, right_AG) if self.config.neighbour == "farthest" else right_AG.nonzero()
+        return self._loss(squared_AG, right, wrong_AG)
 
     def _loss(self, squared_AG: Tensor, right_N2: Tensor, wrong_AG: Tensor) -> Tensor:
         config = self.config
@@ -230,13 +241,20 @@ class SimilarityNetwork(Branches):
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
         visual_VD, text_TD = self.encode_together(stream)
+        if isinstance(stream, PairStream):
+            sides = (stream.positives.unbind(1), stream.negatives.unbind(1))
+            right, wrong = (self.score(visual_VD[regions] * text_TD[texts])[:, 0] for regions, texts in sides)
+            return {"logistic": self._loss(right, wrong)}
         pairs_P2, items_V, text_items_T = gather_pairs(stream), gather(stream.visual_items), gather(stream.text_items)
         wrong_PT = items_V[pairs_P2[:, 0], None] != text_items_T
         visual_P, right_P = pairs_P2[wrong_PT.any(1)].unbind(1)  # as many right as wrong pairs
         drawn_P = wrong_PT[wrong_PT.any(1)].float().multinomial(1)[:, 0] if len(visual_P) else right_P
         right, wrong = (self.score(visual_VD[visual_P] * text_TD[texts])[:, 0] for texts in (right_P, drawn_P))
+        return {"logistic": self._loss(right, wrong)}
+
+    def _loss(self, right: Tensor, wrong: Tensor) -> Tensor:
         losses = softplus(torch.cat([-right, wrong]))
-        return {"logistic": reduced(losses, self.reduction) if len(losses) else losses.sum()}
+        return reduced(losses, self.reduction) if len(losses) else losses.sum()
 
 
 def combined_distance(whole_VT: Tensor, parts_VT: Tensor, share: float = 0.2) -> Tensor:
@@ -245,13 +263,14 @@ def combined_distance(whole_VT: Tensor, parts_VT: Tensor, share: float = 0.2) ->
 
 
 SGD = Optimiser("sgd", 0.1, weight_decay=5e-4, momentum=0.9, schedule=Step((10, 20), 0.1))
-ONE_DIRECTION = {"visual": 0.0, "text": 1.0, "visual_neighbours": 0.0, "text_neighbours": 0.0}
+NEIGHBOURHOODS = "visual_neighbours", "text_neighbours"
+ONE_DIRECTION = {"visual": 0.0, "text": 1.0, **dict.fromkeys(NEIGHBOURHOODS, 0.0)}
 BOTH_DIRECTIONS = ONE_DIRECTION | {"visual": 1.0, "text": 2.0}
 CONSTRAINTS = BOTH_DIRECTIONS | {"text_neighbours": 0.2}
 TWO = Neighbours(captions=2)
 
 
-def _variant(recipe: Recipe, name: str, sampler: Neighbours | None = None, **changes: Any) -> Recipe:
+def _variant(recipe: Recipe, name: str, sampler: Neighbours | Phrases | None = None, **changes: Any) -> Recipe:
     phases = tuple(replace(phase, sampler=sampler, **changes) for phase in recipe.phases)
     return replace(recipe, name=f"{recipe.name.removesuffix('-constraints')}-{name}", phases=phases)
 
@@ -297,6 +316,50 @@ SIMILARITY_FLICKR30K = replace(
 )
 
 
+ON_CHAINS = BOTH_DIRECTIONS | {"text": 4.0}
+AUGMENTED, SINGLE, SAMPLED = Phrases(0.7, 0.3), Phrases(1.0, 0.3), Phrases(0.7, 0.3, neighbours=2)
+AUGMENTED_PAIRS, SINGLE_PAIRS = (replace(rule, draws="pairs") for rule in (AUGMENTED, SINGLE))
+_ADAM = Optimiser("adam", 1e-3, weight_decay=0.005)
+PHRASES = Recipe(
+    name="two-branch-phrases",
+    cites="docs/models.md#two-branch-embedding; docs/models.md#two-branch-losses; docs/models.md#two-branch-phrases",
+    view=View("flickr30k_entities", "plummer/train"),
+    validation=View("flickr30k_entities", "plummer/val"),
+    visual=Features("proposals"),
+    text=Features("phrases", method="hglmm"),
+    model=TwoBranchConfig(hidden=1024, dropout=0.0, most=30),
+    phases=(Phase(8, _ADAM, ON_CHAINS, sampler=AUGMENTED),),
+    batch_size=100,
+)
+SIMILARITY_PHRASES = replace(
+    PHRASES,
+    name="similarity-phrases",
+    cites="docs/models.md#two-branch-similarity; docs/models.md#two-branch-phrases",
+    model=SimilarityConfig(hidden=1024, dropout=0.0),
+    phases=(Phase(8, _ADAM, {"logistic": 1.0}, sampler=AUGMENTED_PAIRS),),
+)
+
+
+def _linear(recipe: Recipe) -> Recipe:
+    return replace(recipe, model=replace(cast(Any, recipe.model), layout="linear"))
+
+
+SAMPLING_PHRASES = _variant(PHRASES, "sampling", SAMPLED)
+LAST_EPOCH = replace(SAMPLING_PHRASES.phases[0], epochs=1, weights=ON_CHAINS | dict.fromkeys(NEIGHBOURHOODS, 0.1))
+ON_PHRASES = (
+    PHRASES,
+    _linear(_variant(PHRASES, "linear", SINGLE, weights=ONE_DIRECTION)),
+    _variant(PHRASES, "one-direction", SINGLE, weights=ONE_DIRECTION),
+    _variant(PHRASES, "single", SINGLE),
+    SAMPLING_PHRASES,
+    replace(SAMPLING_PHRASES, name="two-branch-phrases-constraints", phases=(*SAMPLING_PHRASES.phases, LAST_EPOCH)),
+    SIMILARITY_PHRASES,
+    _linear(_variant(SIMILARITY_PHRASES, "linear-single", SINGLE_PAIRS)),
+    _variant(SIMILARITY_PHRASES, "single", SINGLE_PAIRS),
+    _linear(_variant(SIMILARITY_PHRASES, "linear", AUGMENTED_PAIRS)),
+)
+
+
 def _of_coco(recipe: Recipe) -> Recipe:
     return replace(
         recipe,
@@ -319,6 +382,7 @@ RECIPES = (
     LINEAR_FLICKR30K,
     LINEAR_ONE_DIRECTION_FLICKR30K,
     *map(_of_coco, FLICKR30K),
+    *ON_PHRASES,
 )
 
 _SMALL = TwoBranchConfig(hidden=32, width=16, dropout=0.0, most=5, margin=0.5)

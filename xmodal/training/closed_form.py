@@ -3,7 +3,9 @@
 Both become runs, with a validation. What was solved before is not solved again, only measured.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,18 +15,22 @@ from torch import nn
 
 from xmodal.batches.batch import Padded, Stream
 from xmodal.batches.examples import Examples
+from xmodal.batches.phrase_features import PhraseFeatures
+from xmodal.batches.phrase_loader import stream_of_pairs
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import headline, labels_of
+from xmodal.metrics.similarities import cuts
 from xmodal.models import Scorer, Solvable, Trainable
 from xmodal.recipes import Features, Recipe
 from xmodal.root.storage import LocalStorage
 from xmodal.training import checkpoint, run_folder
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
-from xmodal.training.validation import floats, measure, refuse_common
+from xmodal.training.training_data import phrase_run
+from xmodal.training.validation import floats, measure, measure_phrases, refuse_common
 from xmodal.training.words import NO_WORDS, sha256_of_vectors
 
 
@@ -33,27 +39,12 @@ def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]
 
     Returns its rsum on the validation view, the number of pairs it is solved from, and whether it was solved now.
     """
-    assert isinstance(recipe.text, Features)
-    tables = setup.tables(recipe.view.corpus)
-    store = setup.store(recipe.visual.stage, tables, recipe.model)
-    texts = setup.texts_of(recipe.text, tables, store)
-    reader = Reader(Examples.of(tables, recipe.validation, store, texts), store, recipe.visual)
-    started = Run(
-        recipe,
-        tables.identity,
-        store.output.identity,
-        NO_WORDS,
-        store.spec.row_shape[-1],
-        instances=0,
-        weights=describe_network(store),
-        vectors=sha256_of_vectors(recipe, run, setup.vectors),  # refuses a file of them
-        texts=texts.output.identity,
-        text_width=texts.spec.row_shape[-1] if texts.spec.row_shape else 0,
-    )
-    model, learned = _scorer(run, started).to(setup.device), None
+    sha256_of_vectors(recipe, run, setup.vectors)  # refuses a file of them
+    problem = _phrases(recipe, setup) if recipe.reads_phrases else _captions(recipe, setup)
+    started, learned = problem.started, None
+    model = _scorer(run, started).to(setup.device)
     if isinstance(model, Solvable):
-        learned = Reader(Examples.of(tables, recipe.view, store, texts), store, recipe.visual)
-        refuse_common(recipe.view, learned.examples, recipe, reader.examples)
+        learned = problem.learn()
     run_folder.refuse_another(run, started)
     with run_folder.held(run):
         is_new = LocalStorage(run).size(run_folder.BEST) is None
@@ -64,13 +55,90 @@ def write_run(recipe: Recipe, setup: Setup, run: str) -> tuple[float, int, bool]
         run_folder.start(run, started)  # only now, so that settings that cannot be solved leave nothing
         if is_new:
             checkpoint.save(run, run_folder.BEST, model.state_dict())
-        labels = labels_of(tables, reader.examples.ids)
         try:
-            found = measure(model, reader, setup.progress, setup.device, labels=labels)
+            rsum = problem.measure(model)
         except ValueError as error:
             raise UserError(f"recipe {recipe.name!r} cannot be validated: {error}") from error
-    pairs = len(learned.examples.words) if learned else 0
-    return headline(found).rsum, pairs, is_new and learned is not None
+    return rsum, learned.count if learned else 0, is_new and learned is not None
+
+
+@dataclass(frozen=True, eq=False)
+class _Pairs:
+    """Pairs to solve a closed form from, in blocks."""
+
+    counted: str
+    count: int
+    blocks: Sequence[slice]
+    stream_of: Callable[[slice], Stream]
+    where: str  # both sides come from
+
+
+@dataclass(frozen=True, eq=False)
+class _Problem:
+    started: Run
+    learn: Callable[[], _Pairs]
+    measure: Callable[[Any], float]  # the rsum of a scorer
+
+
+def _captions(recipe: Recipe, setup: Setup) -> _Problem:
+    assert isinstance(recipe.text, Features)
+    tables = setup.tables(recipe.view.corpus)
+    store = setup.store(recipe.visual.stage, tables, recipe.model)
+    texts = setup.texts_of(recipe.text, tables, store)
+    reader = Reader(Examples.of(tables, recipe.validation, store, texts), store, recipe.visual)
+
+    def learn() -> _Pairs:
+        learned = Reader(Examples.of(tables, recipe.view, store, texts), store, recipe.visual)
+        refuse_common(recipe.view, learned.examples.ids, recipe, reader.examples.ids)
+        blocks = blocks_of(learned.examples, recipe.batch_size)
+        where = f"{store.output.where} and {texts.output.where}"
+        return _Pairs(
+            learned.examples.counted(), len(learned.examples.words), blocks, partial(stream_of, learned), where
+        )
+
+    def rsum(model: Any) -> float:
+        labels = labels_of(tables, reader.examples.ids)
+        return headline(measure(model, reader, setup.progress, setup.device, labels=labels)).rsum
+
+    started = Run(
+        recipe,
+        tables.identity,
+        store.output.identity,
+        NO_WORDS,
+        store.spec.row_shape[-1],
+        instances=0,
+        weights=describe_network(store),
+        texts=texts.output.identity,
+        text_width=texts.spec.row_shape[-1] if texts.spec.row_shape else 0,
+    )
+    return _Problem(started, learn, rsum)
+
+
+def _phrases(recipe: Recipe, setup: Setup) -> _Problem:
+    """Phrases with their annotated boxes; a mention in a caption is a pair."""
+    tables = setup.tables(recipe.view.corpus)
+    learned = setup.phrases(recipe, recipe.view, tables, annotated=True)
+    chosen_on = setup.phrases(recipe, recipe.validation, tables)
+    refuse_common(recipe.view, learned.phrases.pictures, recipe, chosen_on.phrases.pictures)
+    assert learned.annotated
+    where = f"{learned.annotated.output.where} and {learned.texts.output.where}"
+    blocks = list(cuts(len(learned), recipe.batch_size))
+    pairs = _Pairs(learned.counted(), len(learned), blocks, partial(_stream_of_phrases, learned), where)
+
+    def rsum(model: Any) -> float:
+        return sum(measure_phrases(model, chosen_on, setup.progress, setup.device).values())
+
+    return _Problem(phrase_run(recipe, tables, learned), lambda: pairs, rsum)
+
+
+def _stream_of_phrases(features: PhraseFeatures, phrases: slice) -> Stream:
+    stream = stream_of_pairs(features, phrases)
+    numbers = np.arange(len(features))[phrases]
+    pictures = [features.phrases.pictures[place] for place in stream.visual_items.tolist()]
+    assert features.annotated
+    _refuse_infinite(stream.visual, pictures, features.annotated)
+    _refuse_infinite(stream.text, [features.phrases.words[number] for number in numbers], features.texts)
+    return stream
 
 
 def _scorer(run: str, started: Run) -> Any:
@@ -89,23 +157,19 @@ def _load(model: nn.Module, run: str) -> None:
         raise UserError(f"{damaged} is damaged: remove it, and train again ({error!s:.80})") from error
 
 
-def _solve(model: Solvable[Any, Any], learned: Reader, recipe: Recipe, setup: Setup) -> None:
-    examples = learned.examples
-    setup.progress.say(f"{recipe.name}: {examples.counted()} to solve it from")
-    blocks = blocks_of(examples, recipe.batch_size)
-    with setup.progress.over("solve", len(blocks), unit="blocks") as tick:
+def _solve(model: Solvable[Any, Any], learned: _Pairs, recipe: Recipe, setup: Setup) -> None:
+    setup.progress.say(f"{recipe.name}: {learned.counted} to solve it from")
+    with setup.progress.over("solve", len(learned.blocks), unit="blocks") as tick:
 
         def stream() -> Iterator[Stream]:
-            for items in blocks:
-                yield stream_of(learned, items)
+            for block in learned.blocks:
+                yield learned.stream_of(block)
                 tick(1)
 
         try:
             model.solve(stream())
         except UserError as trouble:
-            assert examples.sentences
-            where = f"{learned.store.output.where} and {examples.sentences.output.where}"
-            raise UserError(f"recipe {recipe.name!r} on {where}: {trouble}") from None
+            raise UserError(f"recipe {recipe.name!r} on {learned.where}: {trouble}") from None
 
 
 def blocks_of(examples: Examples, pairs: int) -> list[slice]:

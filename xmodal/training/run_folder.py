@@ -32,7 +32,13 @@ from xmodal.text.vocabularies import Vocabulary
 
 RECIPE, VOCABULARY, LOG, LAST, BEST, LOCK = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt", "_lock"
 LAYOUT = 4
-TOLD = ("weights", "text_width", "cites", "xmodal")  # facts of recipe.json that two equal runs may differ in
+TOLD = (
+    "weights",
+    "text_width",
+    "annotated",
+    "cites",
+    "xmodal",
+)  # facts of recipe.json that two equal runs may differ in
 SHOWN = 6  # differences of two runs
 # of recipe.json
 TEXTS = ("cites", "fingerprint", "model", "records", "features", "vocabulary")
@@ -53,6 +59,7 @@ class Run:  # what it was started with
     texts: str = ""  # captions as features
     text_width: int = 0  # of those: not compared, as `texts` decides it
     clusters: str = ""  # classes that k-means found; absent from the facts of runs without
+    annotated: str = ""  # features of phrases' boxes: not compared, as `records` and `features` decide them
 
     @property
     def inputs(self) -> Inputs:
@@ -65,7 +72,10 @@ class Run:  # what it was started with
         captions = [view.text.partition("/")[2] for view in views if view]
         return [
             *dict.fromkeys(
-                filter(None, (self.records, self.features, self.pixels, self.texts, self.clusters, *captions))
+                filter(
+                    None,
+                    (self.records, self.features, self.pixels, self.texts, self.clusters, self.annotated, *captions),
+                )
             )
         ]
 

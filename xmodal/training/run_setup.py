@@ -3,15 +3,20 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from xmodal.batches.annotated_phrases import annotated_phrases
 from xmodal.batches.cluster_classes import CLUSTERS
+from xmodal.batches.phrase_features import PhraseFeatures
+from xmodal.detection.given_boxes import boxes_of_phrases
+from xmodal.detection.region_store import RegionStore
 from xmodal.errors import UserError
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.opening import open_features
+from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
-from xmodal.recipes import Features, Recipe, clusters_of
-from xmodal.root.outputs import Output, made_of
+from xmodal.recipes import Features, Recipe, View, clusters_of
+from xmodal.root.identity import fingerprint
+from xmodal.root.outputs import Output, find, made_of
 from xmodal.root.selection import (
     build_command,
     changed_media,
@@ -85,6 +90,35 @@ class Setup:
             raise UserError(f"{corpus} has several {what}: leave one under {self.root}; there are: {there}")
         settings = f"--set clusters.count={count} --set clusters.split={split}"
         raise UserError(f"no {what}: build it first ({build_command(self.root, corpus, CLUSTERS)} {settings})")
+
+    def phrases(self, recipe: Recipe, view: View, tables: Output, *, annotated: bool = False) -> PhraseFeatures:
+        """Opens the phrases of a view with their proposals, to learn from also with features of annotated boxes."""
+        assert isinstance(recipe.text, Features)
+        proposals = RegionStore(self.store(recipe.visual.stage, tables, recipe.model).output)
+        texts = self.texts_of(recipe.text, tables, proposals.store)
+        boxes = self.annotated_boxes(proposals.store, tables) if annotated else None
+        return PhraseFeatures.of(annotated_phrases(tables, view), texts, proposals, boxes)
+
+    def annotated_boxes(self, proposals: FeatureStore, tables: Output) -> RegionStore:
+        """Opens features of the boxes that phrases name, by the network of the proposals; all such are the same."""
+        wanted = describe_network(proposals), proposals.spec.dtype, proposals.spec.row_shape
+        for output in self._of_annotated_boxes(tables):
+            store = FeatureStore(output)
+            if (describe_network(store), store.spec.dtype, store.spec.row_shape) == wanted:
+                return RegionStore(output)
+        corpus, detector = str(tables.config["corpus"]), proposals.output.config.get("detector", "DETECTOR")
+        command = build_command(self.root, corpus, "regions").strip("`")
+        raise UserError(
+            f"{corpus} in {self.root} has no features of the boxes that its phrases name, by {wanted[0]} as those of "
+            f"{proposals.output.where}: build them (`{command} --set regions.detector={detector} --set "
+            f"regions.boxes=phrases --set regions.dtype={proposals.spec.dtype}`, with the same weights)"
+        )
+
+    def has_annotated_boxes(self, tables: Output) -> bool:
+        return bool(self._of_annotated_boxes(tables))
+
+    def _of_annotated_boxes(self, tables: Output) -> list[Output]:
+        return find(self.root, boxes="phrases", given_boxes=fingerprint(boxes_of_phrases(tables)))
 
     def pictures(self, features: FeatureStore, tables: Output) -> FeatureStore:
         """Opens what phases of pixels read: the frames that features of clips were made of, else the pixels stage's."""

@@ -1,21 +1,27 @@
 """Validation: recalls of a split."""
 
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from xmodal.batches.batch import Padded
 from xmodal.batches.examples import Examples
+from xmodal.batches.phrase_features import PhraseFeatures
+from xmodal.batches.phrase_loader import vectors
 from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
+from xmodal.metrics.phrase_localisation import FIRST, localise
 from xmodal.metrics.protocols import NO_LABELS, Gallery, Labels, Scores, recall_by_gallery
 from xmodal.metrics.ranks import Both, ranks
 from xmodal.metrics.similarities import Numbers, Similarities, cuts
-from xmodal.models import ComparingTexts, Observing, Scorer
+from xmodal.models import ComparingTexts, MeasuringDistances, Observing, Scorer
 from xmodal.progress import Progress
 from xmodal.recipes import Recipe, View
 from xmodal.training.picture_crops import PixelReader
@@ -47,12 +53,48 @@ def measure(
         return recall_by_gallery(similarities, gallery_of(reader.examples), labels)
 
 
-def refuse_common(view: View, train: Examples, recipe: Recipe, validation: Examples) -> None:
-    if common := sorted(set(train.ids).intersection(validation.ids)):
+def refuse_common(view: View, train: Sequence[str], recipe: Recipe, validation: Sequence[str]) -> None:
+    if common := sorted(set(train).intersection(validation)):
         raise UserError(
             f"recipe {recipe.name!r}: {len(common):,} items are in both {view.split!r} and "
             f"{recipe.validation.split!r}, such as {common[0]!r}: validate on items that are not trained on"
         )
+
+
+def measure_phrases(
+    scorer: Scorer[Any, Any], features: PhraseFeatures, progress: Progress, device: str = "cpu"
+) -> dict[str, float]:
+    """Computes the recalls of localisation."""
+    scores_PK = proposal_scores(scorer, features, progress, device)
+    found = localise(features.task, lambda rows: scores_PK[rows])
+    return {f"R@{first}": found.recall(first) for first in FIRST}
+
+
+def proposal_scores(
+    scorer: Scorer[Any, Any], features: PhraseFeatures, progress: Progress, device: str = "cpu"
+) -> Numbers:
+    """(P, K): how close each phrase is to the proposals of its picture, and zeros where there are none."""
+    if isinstance(scorer, nn.Module):
+        scorer.eval()
+    found_PK = np.zeros((len(features), features.task.most), np.float32)
+    if isinstance(scorer, Observing):
+        visual = (vectors(features.regions(numbers), device) for _, numbers in _by_picture(features))
+        scorer.observe(visual, (vectors(features.text(rows), device) for rows, _ in _by_picture(features)))
+    with torch.inference_mode(), progress.over("localise", len(features), unit="phrases") as tick:
+        for rows, numbers in _by_picture(features):
+            encoded = scorer.encode_visual(vectors(features.regions(numbers), device))
+            scores_KP = scorer.similarity(encoded, scorer.encode_text(vectors(features.text(rows), device)))
+            found_PK[rows, : len(numbers)] = scores_KP.T.float().cpu().numpy()
+            tick(rows.stop - rows.start)
+    return found_PK
+
+
+def _by_picture(features: PhraseFeatures) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+    """The phrases of each picture, and the numbers of its proposals; only where there are both."""
+    starts = np.searchsorted(features.pictures_P, np.arange(len(features.task.starts_V1))).tolist()
+    for rows, (first, last) in zip(pairwise(starts), pairwise(features.task.starts_V1.tolist()), strict=True):
+        if rows[0] < rows[1] and first < last:
+            yield slice(*rows), np.arange(first, last)
 
 
 def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:
@@ -79,6 +121,18 @@ class EncodedSplit:
         def tile(visual_rows: slice, text_rows: slice) -> Numbers:
             some, others = self.visual[visual_rows.start // self.blocks[0]], self._texts(text_rows)
             return np.asarray(self.scorer.similarity(some, others).cpu().numpy())
+
+        return Similarities(self.shape, self.blocks, tile)
+
+    @property
+    def distances(self) -> Similarities:
+        """Euclidean distances in place of similarities, of a scorer that measures them."""
+        scorer = self.scorer
+        assert isinstance(scorer, MeasuringDistances)
+
+        def tile(visual_rows: slice, text_rows: slice) -> Numbers:
+            some = self.visual[visual_rows.start // self.blocks[0]]
+            return np.asarray(scorer.distance(some, self._texts(text_rows)).cpu().numpy())
 
         return Similarities(self.shape, self.blocks, tile)
 

@@ -2,6 +2,8 @@
 
 examples:
   xmodal evaluate runs/vsepp --root data                a run, on the test split of its corpus
+  xmodal evaluate runs/two-branch-phrases --root data   where phrases are found: R@1/5/10, the bound, each type
+  xmodal evaluate runs/two-branch-flickr30k-constraints --with runs/two-branch-phrases-sampling --root data
   xmodal evaluate runs/pcme --root data --split karpathy/val --distance elk --json
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --corpus coco
   xmodal evaluate pcme.pth --vocabulary coco_vocab.pkl --root data --set visual.stage=pixels     by the CNN in the file
@@ -30,6 +32,9 @@ def flags(parser: Parser) -> None:
     add("--split", help="such as karpathy/val (default: the test split)")
     _flags.device(parser)
     add("--distance", help="another score of the same weights: elk, js, wasserstein, … (PCME)")
+    mixed = "a run of regions and phrases, whose distances are mixed with the run's (equation 8 of Two-Branch)"
+    add("--with", dest="with_", metavar="RUN", help=mixed)
+    add("--share", type=float, default=0.2, help="of --with in the mixture (default: 0.2)")
     add("--eccv", type=_flags.path, metavar="DIR", help="a folder with ECCV-Caption's two JSON files")
     add("--latex", action="store_true", help="the result as LaTeX tables on stdout")
     _flags.quiet(parser)
@@ -52,7 +57,7 @@ def flags(parser: Parser) -> None:
         "proposals, or a file of boxes; --write-ids then lists both, as PREFIX.phrases.tsv, PREFIX.proposals.tsv"
     )
     matrix("--proposals", metavar="STAGE|FILE", help=phrases)
-    suppression = "of --proposals: one that overlaps a better one by more is not ranked (Plummer's evaluation: 0.5)"
+    suppression = "of phrases: a proposal that overlaps a better one by more is not ranked (Plummer's evaluation: 0.5)"
     matrix("--suppression", type=float, metavar="SHARE", help=suppression)
 
 
@@ -79,12 +84,25 @@ def run(args: Args) -> Any:
 
 def _report(args: Args, corpus: str) -> Any:
     from pipelines.papers.recipe_runs import evaluate_released
+    from xmodal.evaluation.phrase_runs import evaluate_combined, evaluate_phrases
     from xmodal.evaluation.run_metrics import evaluate
+    from xmodal.training import run_folder
 
     setup, asked = _flags.setup(args), {"distance": args.distance, "extended": args.eccv}
     if _is_released(args):
         return evaluate_released(args.run, args.vocabulary, setup, corpus, args.split, args.set, **asked)
-    return evaluate(str(args.run.parent if args.run.is_file() else args.run), setup, args.split, **asked)
+    run = str(args.run.parent if args.run.is_file() else args.run)
+    if not run_folder.read(run).recipe.reads_phrases:
+        if args.suppression is not None:
+            raise UserError(f"--suppression belongs to phrases, and {run} has none")
+        if phrases := args.with_:
+            if args.distance:
+                raise UserError("--distance is of one run: leave it out, or --with")
+            return evaluate_combined(run, phrases, setup, args.split, share=args.share, extended=args.eccv)
+        return evaluate(run, setup, args.split, **asked)
+    if args.distance or args.eccv or args.with_:
+        raise UserError(f"{run} compares regions with phrases: leave out --distance, --eccv and --with")
+    return evaluate_phrases(run, setup, args.split, args.suppression)
 
 
 def _is_released(args: Args) -> bool:
@@ -107,14 +125,16 @@ def _check(args: Args) -> None:
         raise UserError(f"{flags}: a run knows its own")
     if sum(map(bool, (args.run, args.scores, args.write_ids))) != 1:
         raise UserError("say what to evaluate: the folder of a run, or --scores with a matrix")
+    if args.with_ and (is_released or not args.run):
+        raise UserError("--with belongs to the folder of a run")
     if args.run and args.corpus and not is_released:
         raise UserError("a run knows its own corpus: leave out --corpus, and choose among its splits with --split")
     if not args.run and not args.corpus:
         raise UserError("--scores and --write-ids need --corpus")
     if args.proposals and (args.run or args.ids or args.eccv):
         raise UserError("--proposals belongs to --scores and --write-ids, and goes with neither --ids nor --eccv")
-    if args.suppression is not None and not (args.proposals and args.scores):
-        raise UserError("--suppression belongs to --scores with --proposals")
+    if args.suppression is not None and (is_released or not (args.run or (args.proposals and args.scores))):
+        raise UserError("--suppression belongs to --scores with --proposals, and to runs of regions and phrases")
     if args.distance and not args.run:
         raise UserError("--distance belongs to a run or a file of weights: a matrix has one score")
     if args.ids and not args.scores:

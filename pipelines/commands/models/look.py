@@ -8,10 +8,12 @@ examples:
   xmodal look runs/pcme --root data --probes
   xmodal build tgif/frames --root data; xmodal look tgif --root data --frames sheets
   xmodal build coco/regions --root data --file detector=vg.pkl; xmodal look coco --root data --regions boxes
+  xmodal look runs/two-branch-phrases --root data --phrases found
   xmodal look flickr30k_entities --root data --phrases found --scores found.npy --proposals proposals
 """
 
 from dataclasses import asdict
+from typing import Any
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from xmodal.errors import UserError
@@ -26,7 +28,7 @@ def flags(parser: Parser) -> None:
         "run",
         type=_flags.path,
         metavar="RUN|CORPUS",
-        help="the folder of a run; with --frames, --regions or --phrases a corpus",
+        help="the folder of a run; with --frames, --regions or --phrases of --scores a corpus",
     )
     _flags.root(parser)
     add("--split", help="such as karpathy/val (default: the test split; of --frames and --regions all)")
@@ -41,7 +43,7 @@ def flags(parser: Parser) -> None:
     which("--words", type=_flags.path, metavar="DIR", help=words)
     which("--frames", type=_flags.path, metavar="DIR", help="a PNG a clip: its frames, and when each begins")
     which("--regions", type=_flags.path, metavar="DIR", help="a PNG a picture: what a detector sees, surest first")
-    phrases = "a PNG a picture: a caption's phrases where they are, and where --scores among --proposals found them"
+    phrases = "a PNG a picture: a caption's phrases where they are, and where a run, or --scores, found them"
     which("--phrases", type=_flags.path, metavar="DIR", help=phrases)
     which("--probes", action="store_true", help="uncertainty by what is taken away, and recall by it (PCME)")
     some = parser.add_mutually_exclusive_group().add_argument
@@ -70,16 +72,23 @@ def run(args: Args) -> Result:
         return look(args.run, setup, args.split, kind, getattr(args, kind, None), **some)
     from xmodal.checks.corpus_pictures import draw_clips, draw_phrases, draw_regions
 
-    corpus = _flags.corpus_name(str(args.run), args)
     if args.phrases:
-        from xmodal.evaluation.phrase_metrics import open_scores
-
-        scored = open_scores(args.scores, args.root, corpus, args.proposals, args.split)
-        pictures = draw_phrases(setup, folder, scored, **some)
+        pictures = draw_phrases(setup, folder, _scored(args), **some)
     else:
+        corpus = _flags.corpus_name(str(args.run), args)
         draw = draw_clips if args.frames else draw_regions
         pictures = draw(corpus, setup, folder, split=args.split, **some)
     return {"folder": str(folder), "pictures": [asdict(one) for one in pictures]}
+
+
+def _scored(args: Args) -> Any:
+    from xmodal.evaluation.phrase_metrics import open_scores
+    from xmodal.evaluation.phrase_runs import run_scores
+
+    if args.scores is None:
+        return run_scores(str(args.run), _flags.setup(args), args.split)
+    corpus = _flags.corpus_name(str(args.run), args)
+    return open_scores(args.scores, args.root, corpus, args.proposals, args.split)
 
 
 def _check(args: Args) -> None:
@@ -87,8 +96,8 @@ def _check(args: Args) -> None:
         raise UserError("--items and --first belong to pictures: probes are of a whole split")
     if args.features and not (args.frames or args.regions):
         raise UserError("--features belongs to --frames and --regions: a run knows its own")
-    if len({bool(args.phrases), bool(args.scores), bool(args.proposals)}) > 1:
-        raise UserError("--phrases, --scores and --proposals belong together: give all three")
+    if bool(args.scores) != bool(args.proposals) or (args.scores and not args.phrases):
+        raise UserError("--phrases, --scores and --proposals belong together: give all three, or --phrases of a run")
 
 
 def text(result: Result) -> Lines:
