@@ -19,8 +19,8 @@ from pipelines.demo.world import BACKGROUNDS, COLOURS, KINDS, World, describe, s
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
-from pipelines.stages.codebook import CodebookConfig
-from pipelines.stages.sentences import SentencesConfig
+from pipelines.stages.texts.codebook import CodebookConfig
+from pipelines.stages.texts.sentences import SentencesConfig
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.made import sentences
 from xmodal.corpora import load

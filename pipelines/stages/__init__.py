@@ -1,4 +1,4 @@
-"""Stages: one module each, found because the file exists.
+"""Stages: one module each, found because the file exists, here or in a folder of its group.
 
 A module declares `STAGE`, which says what it is, and `make(config, needs)`, which gives its `Stage`.
 """
@@ -6,6 +6,7 @@ A module declares `STAGE`, which says what it is, and `make(config, needs)`, whi
 import pkgutil
 from dataclasses import MISSING, fields, is_dataclass, replace
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
 from pipelines.engine.stage_kind import StageKind
@@ -25,7 +26,7 @@ def names() -> list[str]:
 
 
 def load(name: str) -> StageKind:
-    module = load_module(f"{__name__}.{name}", "STAGE", "make")
+    module = load_module(_modules().get(name, f"{__name__}.{name}"), "STAGE", "make")
     kind, where = module.STAGE, module.__file__
     if not isinstance(kind, StageKind) or kind.name != name:
         raise UserError(f"{where} must define make(config, needs) and STAGE = StageKind(name={name!r}, …)")
@@ -56,7 +57,17 @@ def _check_config(config: Any, where: str) -> None:
 
 
 def _found() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted(_modules())
+
+
+def _modules() -> dict[str, str]:
+    """Names of stages, and the modules that declare them."""
+    here = [*pkgutil.iter_modules(__path__, f"{__name__}.")]
+    groups = [found.name for found in here if found.ispkg]
+    grouped = (found for name in groups for found in pkgutil.iter_modules(import_module(name).__path__, f"{name}."))
+    modules = [found.name for found in (*here, *grouped) if not found.ispkg]
+    names = {module.rpartition(".")[2]: module for module in modules}
+    return {name: module for name, module in names.items() if not name.startswith("_")}
 
 
 def all() -> list[StageKind]:

@@ -16,7 +16,7 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given
 from pipelines.engine.stage_kind import Needs, StageKind
 from pipelines.stage_forms.array_stages import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from pipelines.stage_forms.earlier_rows import EarlierRows
-from pipelines.stages.sentences import captions_in_order
+from pipelines.stages.texts.sentences import captions_in_order
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import CONCEPTS

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from nltk import word_tokenize
 
-from pipelines.stages.vocabulary import COUNTS, VocabularyConfig
+from pipelines.stages.texts.vocabulary import COUNTS, VocabularyConfig
 from tests.benchmarks.measured import Measured, timed
 from tests.made import made
 from tests.records.test_sparse import tables

@@ -17,7 +17,7 @@ from pipelines.cli import main
 from pipelines.papers import reproduction
 from pipelines.papers.experiments import Available, find
 from pipelines.papers.recipe_runs import recipes
-from pipelines.stages.codebook import CodebookConfig
+from pipelines.stages.texts.codebook import CodebookConfig
 from tests.golden import golden
 from tests.toy_root import coded, fit, make_root
 from tests.toy_root import one_thread as one_thread

@@ -14,7 +14,7 @@ from pipelines.cli import main
 from pipelines.engine.building import build
 from pipelines.stages.plausible_semantics import PlausibleSemanticsConfig
 from pipelines.stages.semantics import SemanticsConfig
-from pipelines.stages.vocabulary import VocabularyConfig
+from pipelines.stages.texts.vocabulary import VocabularyConfig
 from tests.detection.test_region_store import WORDS, make_store
 from tests.made import made
 from tests.toy_root import fit, item_id, make_root, one_thread, recipe

@@ -17,8 +17,8 @@ from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build, serial
 from pipelines.engine.ray_runner import RayRunner
 from pipelines.engine.stage import Stage
-from pipelines.stages.codebook import CodebookConfig
-from pipelines.stages.sentences import SentencesConfig
+from pipelines.stages.texts.codebook import CodebookConfig
+from pipelines.stages.texts.sentences import SentencesConfig
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.conftest import tree_digest
 from tests.engine.test_engine import Crash, CrashingStorage

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from pipelines.cli import main
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.ray_runner import RayRunner, disconnect
-from pipelines.stages import vocabulary as stage
-from pipelines.stages.vocabulary import VocabularyConfig
+from pipelines.stages.texts import vocabulary as stage
+from pipelines.stages.texts.vocabulary import VocabularyConfig
 from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.conftest import tree_digest
 from xmodal.batches.texts import vocabulary

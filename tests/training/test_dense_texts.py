@@ -12,8 +12,8 @@ import torch
 from pipelines.cli import main
 from pipelines.commands.data.prune import _kept
 from pipelines.engine.building import build
-from pipelines.stages.codebook import CodebookConfig
-from pipelines.stages.sentences import SentencesConfig
+from pipelines.stages.texts.codebook import CodebookConfig
+from pipelines.stages.texts.sentences import SentencesConfig
 from tests.made import sentences
 from tests.toy_root import coded, fit, make_root, recipe
 from tests.toy_root import one_thread as one_thread

@@ -24,7 +24,7 @@ from pipelines.stage_forms.array_stages import (
     write_sources,
 )
 from pipelines.stage_forms.earlier_rows import EarlierRows
-from pipelines.stages.codebook import ABOUT, FILE
+from pipelines.stages.texts.codebook import ABOUT, FILE
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.records.tables import read_columns

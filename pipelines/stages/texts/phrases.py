@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelines.engine.stage import Stage
 from pipelines.engine.stage_kind import Needs, StageKind
-from pipelines.stages.sentences import SentencesConfig, captions_in_order, text_stage
+from pipelines.stages.texts.sentences import SentencesConfig, captions_in_order, text_stage
 from xmodal.recipes import PHRASES
 from xmodal.records.tables import Match, read_rows
 from xmodal.root.outputs import Output

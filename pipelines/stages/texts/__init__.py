@@ -1,0 +1,1 @@
+"""Stages that read captions: their words, and vectors of captions and phrases."""
