@@ -1,5 +1,6 @@
 """The one exception a person is meant to read."""
 
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +15,11 @@ class UserError(Exception):
 def few(names: Sequence[str], most: int) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def with_root(text: str, root: str) -> str:
+    """Names the root in the commands that a message advises: the library does not know how it was named."""
+    return text.replace("--root ROOT", f"--root {shlex.quote(root)}")
 
 
 @contextmanager

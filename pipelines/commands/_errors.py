@@ -7,7 +7,7 @@ import tempfile
 from contextlib import suppress
 
 from pipelines.upkeep.machine import how_to_install
-from xmodal.errors import UserError
+from xmodal.errors import UserError, with_root
 
 DISK = {
     errno.EDQUOT: "your disk quota is used up: free some space",
@@ -24,8 +24,7 @@ FEW_INODES = 16  # a failed write may have given some back
 def explain(error: Exception, root: str) -> str | None:
     """Says what a person can do about an error; None for one of xmodal itself."""
     if isinstance(error, UserError):
-        # the library does not know how a command was called
-        said = str(error).replace("--root ROOT", f"--root {shlex.quote(root)}") if root else str(error)
+        said = with_root(str(error), root) if root else str(error)
         cure = _explain_missing(error.__cause__)
         return f"{said}; {cure}" if cure and "pip install" not in said else said
     if isinstance(error, OSError):

@@ -44,6 +44,17 @@ def path(text: str) -> Path:
     return Path(text).expanduser()
 
 
+def given_file(text: str) -> Path:
+    return _readable(path(text))
+
+
+def _readable(file: Path) -> Path:
+    """Refuses a pipe or a device: reading it may never end, and files are read more than once."""
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise UserError(f"{file} is no regular file: copy what it gives into one, and name that")
+    return file
+
+
 def count(text: str) -> int:
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"a whole number, not {text}")
@@ -67,8 +78,10 @@ def device(parser: Parser) -> None:
 
 
 def files(parser: Parser, weights: str, vectors: str) -> None:
-    parser.add_argument("--weights", type=path, metavar="FILE", help=f"a state_dict of any network, {weights}")
-    parser.add_argument("--vectors", type=path, metavar="FILE", help=f"word vectors, or an index of them: {vectors}")
+    parser.add_argument("--weights", type=given_file, metavar="FILE", help=f"a state_dict of any network, {weights}")
+    parser.add_argument(
+        "--vectors", type=given_file, metavar="FILE", help=f"word vectors, or an index of them: {vectors}"
+    )
 
 
 IDENTIFIED = {
@@ -129,7 +142,7 @@ def files_by_name(args: Args, known: Collection[str]) -> dict[str, Path]:
         if name not in known:
             meant = nearest(name, {one: one for one in known})
             raise UserError(f"no stage takes a file {name!r}{meant}; the names are: {', '.join(sorted(known))}")
-        files[name] = Path(file).expanduser()
+        files[name] = _readable(Path(file).expanduser())
     return files
 
 

@@ -166,6 +166,19 @@ class Commits:
             previous = name
             yield line
 
+    def damaged(self) -> Iterator[str]:
+        """The keys of records that cannot be read."""
+        yield from self._journal.damaged()
+        for name in self._storage.names(self._loose):
+            try:
+                self._read_loose(name)
+            except UserError:
+                yield f"{self._loose}/{name}"
+
+    def restore(self, units: Iterable[Unit]) -> None:
+        """Writes the records of a finished output anew."""
+        self._journal.replace(unit.line() for unit in units)
+
     def forget(self, names: Collection[str], among: Iterable[Unit]) -> None:
         """Deletes units, to be done again; `among` are all committed ones. After a kill `adopt` goes on."""
         units = list(among)

@@ -19,6 +19,7 @@ from xmodal.root.storage import Storage
 MANY_SEGMENTS = 64  # more are merged
 IN_MEMORY_BYTES = 2**21
 _ATTEMPTS = 5
+CURE = "`xmodal verify --forget --root ROOT` removes it, then run again"
 
 
 class Journal:
@@ -42,6 +43,15 @@ class Journal:
         """Reads each fact once, sorted by name, in bounded memory; `more` are sorted lines among them."""
         with ExitStack() as files:
             yield from _each_once([*self._open_all(files), more])
+
+    def damaged(self) -> Iterator[str]:
+        """The keys of segments that are not what was written."""
+        for name in self._segments():
+            try:
+                with suppress(FileNotFoundError), ExitStack() as files:  # another driver has just merged it
+                    self._open_checked(name, files)
+            except UserError:
+                yield f"{self._folder}/{name}"
 
     def merge(self) -> None:
         """Merges the smaller half of the segments if there are many."""
@@ -69,7 +79,7 @@ class Journal:
         with self._storage.open(f"{self._folder}/{name}") as file:
             digest = copy_and_hash(file, copy)
         if _name_of(digest) != name:
-            raise UserError(f"{self._storage.url}/{self._folder}/{name} is corrupt: delete it and run again")
+            raise UserError(f"{self._storage.url}/{self._folder}/{name} is corrupt: {CURE}")
         copy.seek(0)
         return cast(BinaryIO, copy)
 

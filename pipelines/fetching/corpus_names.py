@@ -23,7 +23,7 @@ from pipelines.fetching.list_changes import GONE, checksum_of, describe_files, d
 from pipelines.fetching.user_lists import LISTS, ListedFiles, describe, find_lists
 from xmodal import corpora
 from xmodal.corpora import SAMPLE, Corpus, Source, sample_of
-from xmodal.errors import UserError
+from xmodal.errors import UserError, with_root
 from xmodal.raw.raw_files import Raw, raw_of
 from xmodal.raw.readers import ending, has_column
 from xmodal.records.tables import read_columns
@@ -39,6 +39,7 @@ GENERATED = "_runs/publishers/{}.json"  # in roots of the demo: sources in place
 LARGEST_NOTE = 2**20  # bytes
 NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 MEASURED = ("val", "test")  # the ends of the names of splits that numbers are computed on
+LOST = "it is your own list, but this root no longer knows where it is: build it by the list's path"
 FEW = 10  # items, of which a recall says nothing
 SAMPLE_HINT = "a sample, which may be any part of the corpus: its sizes, checksums and counts are not checked"
 
@@ -92,7 +93,7 @@ def user_corpora(storage: Storage) -> list[Corpus]:
     names = storage.names("_runs/ledger/sources")
     found = [user_corpus(known) for name in names if (known := description_of(storage, name))]
     for name in _noted(storage):
-        if about := _note(storage, name).get("about"):
+        if about := note_of(storage, name).get("about"):
             sources = tuple(Source(path, how=how) for path, how in about.pop("by_hand").items())
             kinds = frozenset(about.pop("kinds"))
             found.append(Corpus(name, **about, sources=sources, parse=lambda raw: iter(()), kinds=kinds))
@@ -118,7 +119,7 @@ def building(storage: Storage, found: FoundCorpus) -> Iterator[None]:
             _write_note(storage, corpus.name, {"place": place or _place(storage, corpus.name), "about": about})
         yield
         return
-    ledger, is_done, noted = Ledger(storage, "annotations", corpus.name), False, _note(storage, corpus.name)
+    ledger, is_done, noted = Ledger(storage, "annotations", corpus.name), False, note_of(storage, corpus.name)
     before = ledger.sealed
     note: dict[str, Any] = {"place": place} | ({"follow_links": True} if found.follow_links else {})
     if found.media_folder and not _same(str(found.media_folder), str(_media_folder(note))):
@@ -182,7 +183,7 @@ def _of_lists(text: str, flags: Mapping[str, str], storage: Storage) -> FoundCor
         if known and not same_bytes and "name" not in flags:
             moved = f"if {found.place} is that list, moved, give it --name {name}, else another name"
             raise UserError(f"{name} was {before} here, which is gone: {moved}")
-    follows = "follow-links" in flags or _note(storage, name).get("follow_links") is True
+    follows = "follow-links" in flags or note_of(storage, name).get("follow_links") is True
     return _described(name, found, flags, known, follows)
 
 
@@ -207,7 +208,7 @@ def at_present(found: FoundCorpus, storage: Storage) -> tuple[FoundCorpus, str]:
     try:
         now = found if found.place else _as_it_lies(storage, name, known)
         if now is None or not now.lists or now.corpus.sources[1:] == user_corpus(known).sources[1:]:
-            return found, "" if found.place else _what_is_gone(_note(storage, name))
+            return found, "" if found.place else _what_is_gone(note_of(storage, name))
         rows = user_corpus(known).parse(raw), now.corpus.parse(Raw.of_files(now.lists))
         return now, f"{now.place} has changed: {describe_items(*rows) or 'the same items as before'}"
     except UserError as error:
@@ -216,6 +217,8 @@ def at_present(found: FoundCorpus, storage: Storage) -> tuple[FoundCorpus, str]:
 
 
 def _what_is_gone(note: Mapping[str, Any]) -> str:
+    if not note.get("place"):
+        return LOST
     for what, place in (("list", note.get("place") or ""), ("folder", note.get("folder") or "")):
         if os.path.isabs(place) and not os.path.exists(place):
             return f"the {what} is no longer at {place}: what was built of it stays; name its new place"
@@ -224,7 +227,7 @@ def _what_is_gone(note: Mapping[str, Any]) -> str:
 
 def _as_it_lies(storage: Storage, name: str, known: Description) -> FoundCorpus | None:
     """The list that a name remembers; None if it is gone, or came with the root."""
-    note = _note(storage, name)
+    note = note_of(storage, name)
     place, follows = Path(note.get("place") or ""), note.get("follow_links") is True
     folder = place if place.is_dir() else place.parent
     is_there = place.is_absolute() and any((folder / file.path).is_file() for file in known.files)
@@ -238,13 +241,13 @@ def _as_it_lies(storage: Storage, name: str, known: Description) -> FoundCorpus 
 def changes(storage: Storage, names: Collection[str] = ()) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """Says what a build would take anew of users' lists, or of `names` alone, and their files; then what it cannot."""
     taken, kept = defaultdict[str, list[str]](list), defaultdict[str, list[str]](list)
-    for name in names or _noted(storage):
+    for name in names or _users_names(storage):
         try:
             for said, is_taken in _changes(storage, name) if description_of(storage, name) else ():
                 if said:
                     (taken if is_taken else kept)[name].append(said)
         except (UserError, OSError) as trouble:  # one that cannot be read does not hide the others
-            kept[name].append(str(trouble))
+            kept[name].append(with_root(str(trouble), storage.url))
     return dict(taken), dict(kept)
 
 
@@ -257,7 +260,8 @@ def _changes(storage: Storage, name: str) -> Iterator[tuple[str, bool]]:
         listed = (Source(locked.path, how=BESIDE, part="media") for locked in read_lock(sealed))
         raw = RawFolder(found.media_folder, [], whole_paths=True, follow_links=found.follow_links)
         changed = file_changes(listed, Ledger(storage, "media", name), raw)
-        yield describe_files(one for one in changed if one.how != GONE), True  # a build keeps those
+        yield describe_files(one for one in changed if one.how != GONE), True
+        yield describe_files(one for one in changed if one.how == GONE), False  # a build keeps those
 
 
 def _of_file(text: str, storage: Storage, is_sample: bool) -> FoundCorpus:
@@ -278,7 +282,7 @@ def _by_name(name: str, storage: Storage) -> FoundCorpus:
         return FoundCorpus(as_published(corpus, facts), media_folder=Path(facts["folder"]))
     before, whole = _place(storage, name), name.removesuffix(SAMPLE)
     if known := description_of(storage, name):
-        note = _note(storage, name)
+        note = note_of(storage, name)
         return FoundCorpus(user_corpus(known), None, _media_folder(note), note.get("follow_links") is True)
     if before and before.endswith(".py"):
         return FoundCorpus(_of_noted_file(storage, name, before))
@@ -306,17 +310,24 @@ def _noted(storage: Storage) -> list[str]:
     return [name.removesuffix(".json") for name in storage.names(os.path.dirname(NOTE))]
 
 
-def _note(storage: Storage, name: str) -> dict[str, Any]:
+def _users_names(storage: Storage) -> list[str]:
+    """Names that notes or ledgers have: a note may be lost."""
+    fetched = {*storage.names("_runs/ledger/sources")} - {*corpora.names()}
+    return sorted({*_noted(storage)} | fetched)
+
+
+def note_of(storage: Storage, name: str) -> dict[str, Any]:
     """The `place` of a name, and facts `about` that of a file or a sample."""
     key = NOTE.format(name)
-    if not re.fullmatch(NAME, name) or storage.size(key) is None:
+    if not re.fullmatch(NAME, name) or (storage.size(key) is None and not storage.is_irregular(key)):
         return {}
     try:
         note = json.loads(storage.read(key, LARGEST_NOTE))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, UserError):
         note = None
     if not isinstance(note, dict) or not all(isinstance(note.get(key), str | None) for key in ("place", "folder")):
-        raise UserError(f"{storage.url}/{key} is corrupt: delete it, and build once from your list or file")
+        lost = f"this root no longer knows where {name} is: {storage.url}/{key} cannot be read"
+        raise UserError(f"{lost}; delete it, and build once by the path of your list or file")
     return note
 
 
@@ -328,13 +339,13 @@ def _media_folder(note: Mapping[str, Any]) -> Path | None:
 
 
 def _place(storage: Storage, name: str) -> str | None:
-    return _note(storage, name).get("place")
+    return note_of(storage, name).get("place")
 
 
 def _write_note(storage: Storage, name: str, note: Mapping[str, Any]) -> None:
     if not note:
         storage.delete(NOTE.format(name))
-    elif note != _note(storage, name):  # the root may be read-only
+    elif note != note_of(storage, name):  # the root may be read-only
         storage.write(NOTE.format(name), json.dumps(note).encode())
 
 

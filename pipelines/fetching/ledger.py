@@ -19,7 +19,7 @@ from pipelines.engine.journal import Journal
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
 from xmodal.root.identity import canonical_json
-from xmodal.root.sealed_sets import blob_key, read_lock, sealed_now
+from xmodal.root.sealed_sets import Locked, blob_key, read_lock, sealed_now
 from xmodal.root.storage import Storage
 
 FOLDERS: dict[Part, str] = {"annotations": "sources", "media": "media"}
@@ -112,6 +112,16 @@ class Ledger:
     def add(self, attempts: list[FetchAttempt]) -> None:
         """Durable when this returns."""
         self._journal.add(attempt.line() for attempt in attempts)
+
+    def damaged(self) -> Iterator[str]:
+        """The keys of records that cannot be read."""
+        return self._journal.damaged()
+
+    def restore(self) -> None:
+        """Notes the files of the set in use of which notes are lost; the next build compares those beside a list."""
+        sealed, known, now = sealed_now(self.storage, FOLDERS[self.part], self.name), self.states_by_path(), time.time()
+        lost = [one for one in read_lock(sealed) if one.sha256 and one.path not in known] if sealed else []
+        self.add([_restored(one, now) for one in lost])
 
     def compact(self) -> None:
         self._journal.merge()
@@ -224,6 +234,11 @@ def lose_blobs(storage: Storage, blobs: Collection[str]) -> None:
         if lost := [state for state in ledger.states() if not state.failed and blob_key(state.sha256) in blobs]:
             ledger.lose(lost)
     storage.delete(*blobs)
+
+
+def _restored(locked: Locked, at: float) -> FetchAttempt:
+    status: Status = "ok" if folder_of(locked.path) == FETCHED else "local"
+    return FetchAttempt(locked.path, status, at, 0.0, locked.size, locked.sha256 or "")
 
 
 def _facts(line: bytes) -> dict[str, Any]:

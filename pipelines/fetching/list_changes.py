@@ -14,7 +14,7 @@ from xmodal.root.files import sha256_of
 from xmodal.userdata.embedded_pictures import FOLDER
 
 FEW = 3  # names that are said
-ADDED, EDITED, GONE = "added", "edited", "no longer there, kept as they were"
+ADDED, EDITED, GONE = "added", "edited", "absent there, though the root has its own copy"
 TOUCHED = "touched"  # the same bytes, with another time
 
 

@@ -183,6 +183,8 @@ def _find_here(
         path = file.relative_to(place if splits else place.parent).as_posix()
         if not ending(path):
             raise UserError(f"{file} is no list: Parquet, CSV, TSV, JSONL and JSON are known, by these endings")
+        if file.exists() and not file.is_file():
+            raise UserError(f"{file} is no regular file: copy what it gives into one, and name that")
         try:
             files.append(ListFile(path, file.stat().st_size, checksum(file, path), split))
         except OSError as error:

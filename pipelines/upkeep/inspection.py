@@ -10,20 +10,23 @@ from typing import Any
 from pipelines.engine.building import sum_up, taint
 from pipelines.engine.commits import Commits
 from pipelines.engine.progress_line import ProgressLine
-from pipelines.fetching.ledger import FOLDERS, blobs_of, ledgers, lose_blobs
+from pipelines.fetching.ledger import FOLDERS, Ledger, blobs_of, ledgers, lose_blobs
+from pipelines.upkeep.bookkeeping import forget_notes, unreadable_notes
 from pipelines.upkeep.pruning import needed_folders
 from xmodal.corpora import Part
-from xmodal.errors import UserError
+from xmodal.errors import UserError, with_root
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import LOCK, blob_key, read_lock
 from xmodal.root.selection import describe_differences, is_current
-from xmodal.root.storage import Storage
+from xmodal.root.storage import IRREGULAR, Storage
+
+BLOBS = "blobs/"
 
 
 def status(storage: Storage) -> dict[str, Any]:
     """Describes every ledger and output; outputs of one stage and corpus also by what differs."""
-    kept = [{"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()} for ledger in ledgers(storage)]
+    kept = [_ledger(ledger) for ledger in ledgers(storage)]
     rows, alike = [], defaultdict[tuple[str, str], dict[Output, dict[str, Any]]](dict)
     outputs = {output.folder: output for output in directories(storage)}
     needed = needed_folders(outputs)
@@ -32,7 +35,7 @@ def status(storage: Storage) -> dict[str, Any]:
             row = _describe(output) | ({} if output.complete else {"needed": output.folder in needed})
             alike[row["stage"], row["of"]][output] = row
         except UserError as damage:
-            row = {"path": output.where, "damage": str(damage)}
+            row = {"path": output.where, "damage": with_root(str(damage), storage.url)}
         rows.append(row)
     for several in alike.values():
         with suppress(UserError):
@@ -44,7 +47,15 @@ def status(storage: Storage) -> dict[str, Any]:
     return {"root": storage.url, "ledgers": kept, "outputs": rows}
 
 
+def _ledger(ledger: Ledger) -> dict[str, Any]:
+    try:
+        return {"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()}
+    except UserError as damage:
+        return {"ledger": ledger.folder, "damage": with_root(str(damage), ledger.storage.url)}
+
+
 def _describe(output: Output) -> dict[str, Any]:
+    _refuse_irregular(output)
     _, of = origin(output) or ("", None)
     known: dict[str, Any] = {"stage": output.stage, "identity": output.identity, "of": of}
     known |= {"path": output.where, "config": output.config, "complete": output.complete}
@@ -84,16 +95,19 @@ def origin(output: Output) -> tuple[Part, str] | None:
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not as it was committed. `unit` must be made again; None: the whole output."""
+    """A file that is not as it was committed. `unit` must be made again; None: the whole output.
 
-    output: str  # empty for a blob that no set in use lists
+    The keys of blobs and notes are below the root, names of other files below their output.
+    """
+
+    output: str  # empty for a blob that no set in use lists, and for a note
     unit: str | None
     file: str
     problem: str
 
 
 def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]:
-    """Reads every byte of every finished output, and every blob; gives how many files it read, and the damage.
+    """Reads every byte of every finished output, every blob and every note; gives the number of files, and the damage.
 
     Only the description of unfinished outputs is read: the build that goes on checks the rest.
     """
@@ -124,7 +138,31 @@ def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]
         for key, problem in blobs.items()
         if problem and key not in listed
     ]
+    damage += [Damage("", None, key, f"cannot be read: {cure}") for key, cure in unreadable_notes(storage)]
     return read + len(blobs), damage
+
+
+def unfinished(storage: Storage) -> list[str]:
+    """The folders of outputs that a build has to finish, but for those that nothing needs."""
+    outputs = {output.folder: output for output in directories(storage)}
+    left = [output for output in outputs.values() if not output.complete and _tells(output)]
+    needed = needed_folders(outputs)
+    return [output.folder for output in left if output.folder in needed and not _is_irregular(output)]
+
+
+def _tells(output: Output) -> bool:
+    with suppress(UserError):
+        return bool(output.about)
+    return False
+
+
+def _is_irregular(output: Output) -> bool:
+    return output.storage.is_irregular(f"{output.folder}/complete.json")
+
+
+def _refuse_irregular(output: Output) -> None:
+    if _is_irregular(output):
+        raise UserError(f"{output.where}/complete.json {IRREGULAR}: delete it, and build again")
 
 
 def _files_of(output: Output) -> int:
@@ -137,6 +175,7 @@ def _files_of(output: Output) -> int:
 def _check_output(output: Output) -> Iterator[Damage]:
     """Gives one result a file; where its problem is empty, nothing is wrong."""
     try:
+        _refuse_irregular(output)
         stage = output.stage
         if not output.complete:
             return
@@ -144,7 +183,7 @@ def _check_output(output: Output) -> Iterator[Damage]:
         if any(output.totals.get(name) != value for name, value in sum_up(stage, units).items()):
             raise UserError("complete.json does not sum up what units.tsv says")
     except UserError as error:
-        yield Damage(output.folder, None, "", str(error))
+        yield Damage(output.folder, None, "", with_root(str(error), output.storage.url))
         return
     for unit in units:
         for name, (size, digest) in unit.files.items():
@@ -156,13 +195,13 @@ def _lost(sealed: Output, blobs: Mapping[str, str]) -> Iterator[Damage]:
     """Files of a sealed set whose blobs are missing or damaged."""
     for locked in read_lock(sealed):
         if locked.sha256 and (problem := blobs.get(key := blob_key(locked.sha256), "missing")):
-            yield Damage(sealed.folder, None, key, f"{problem} ({locked.path})")
+            yield Damage(sealed.folder, None, key, f"{problem} ({locked.path} of {sealed.folder})")
 
 
 def _problem(storage: Storage, key: str, size: int, sha256: str) -> str:
     actual = storage.size(key)
     if actual is None:
-        return "missing"
+        return IRREGULAR if storage.is_irregular(key) else "missing"
     if actual != size:
         return f"{actual:,} bytes instead of {size:,}"
     with storage.open(key) as file:
@@ -174,6 +213,8 @@ def forget(storage: Storage, damage: list[Damage]) -> list[str]:
 
     Gives the folders of the outputs that were reached so.
     """
+    notes = {each.file for each in damage if not each.output and not each.file.startswith(BLOBS)}
+    forget_notes(storage, notes)
     folders = {
         found.output: [each for each in damage if each.output == found.output] for found in damage if found.output
     }
@@ -183,7 +224,8 @@ def forget(storage: Storage, damage: list[Damage]) -> list[str]:
     for output in committed:
         checksums = {unit_file: sha256 for unit in committed[output] for unit_file, (_, sha256) in unit.files.items()}
         reached += taint(output, {checksums.get(each.file, each.file.rpartition("/")[2]) for each in outputs[output]})
-    lose_blobs(storage, {found.file for found in damage if found.unit is None and found.file})
+    lost = {found.file for found in damage if found.unit is None and found.file} - notes
+    lose_blobs(storage, lost)
     for output, found in outputs.items():
         if output not in committed:
             storage.delete_folder(output.folder)

@@ -1,5 +1,6 @@
 """Advice: what a command says to do is right for the disk, the store and the shell at hand."""
 
+import os
 import re
 import shlex
 import tempfile
@@ -13,6 +14,7 @@ from tests.commands.test_cli import publisher as publisher
 from tests.commands.test_cli import root as root
 from tests.commands.test_cli import xmodal as xmodal
 from tests.fetching.test_ledger import Publisher
+from tests.userdata.test_own import picture
 
 
 @in_a_namespace
@@ -87,3 +89,24 @@ def test_commands_that_a_build_advises_can_be_pasted(xmodal: Xmodal, publisher: 
     assert xmodal(*shlex.split(retry.replace("[--raw FOLDER]", ""))).code == 0
     assert xmodal(*shlex.split(seal)).code == 0
     assert "8 present" in xmodal("build", publisher.file, "--root", root).out
+
+
+@pytest.mark.parametrize("flag", ["--weights={}", "--vectors={}", "--file=boxes={}", "--file=weights={}"])
+def test_a_pipe_in_place_of_a_file_is_refused_at_once(xmodal: Xmodal, tmp_path: Path, root: Path, flag: str) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe.pth")
+    for command in (("build", "coco/resnet"), ("plan", "coco/resnet")):
+        said = xmodal(*command, "--root", root, flag.format(pipe)).complaint
+        assert said == f"xmodal: {pipe} is no regular file: copy what it gives into one, and name that"
+
+
+def test_a_pipe_in_place_of_a_list_is_refused_at_once(xmodal: Xmodal, tmp_path: Path, root: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "mine.csv")
+    assert f"{pipe} is no regular file" in xmodal("build", pipe, "--root", root).complaint
+
+
+def test_features_refuse_a_pipe_of_weights_at_once(xmodal: Xmodal, tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe.pth")
+    (folder := tmp_path / "pictures").mkdir()
+    (folder / "one.png").write_bytes(picture(1))
+    for flag in (f"--weights={pipe}", f"--file=weights={pipe}"):
+        assert f"{pipe} is no regular file" in xmodal("features", folder, "--model", "resnet18", flag).complaint

@@ -709,8 +709,10 @@ def test_a_corrupt_ledger_is_named_and_costs_no_more_than_asking_again(
     before = tree_digest(str(root))
     victim = min((root / "_runs/ledger/media/pictures").glob("*.tsv"))
     damage(victim, how)
-    complaint = xmodal("status", "--root", root).complaint
-    assert f"{victim} is corrupt: delete it" in complaint
+    assert (
+        f"{victim} is corrupt: `xmodal verify --forget --root {root}` removes it"
+        in xmodal("status", "--root", root).out
+    )
     xmodal("build", publisher.file, "--root", root)
     victim.unlink()
     xmodal.done("build", publisher.file, "--root", root)

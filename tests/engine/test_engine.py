@@ -247,7 +247,7 @@ def test_a_corrupt_record_is_named_and_not_believed(tmp_path: Path, part: str) -
     flipped = bytearray(segment.read_bytes())
     flipped[20 if part == "letters" else -5] ^= 1
     segment.write_bytes(flipped)
-    with pytest.raises(UserError, match=r"\.tsv is corrupt: delete it and run again"):
+    with pytest.raises(UserError, match=r"\.tsv is corrupt: `xmodal verify --forget"):
         build(stage, storage)
     segment.unlink()
     with pytest.raises(ZeroDivisionError):

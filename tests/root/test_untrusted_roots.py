@@ -255,7 +255,7 @@ def test_a_note_that_is_none_is_named(root: Path, note: bytes, capsys: pytest.Ca
     (root / "_runs/own").mkdir(parents=True)
     (root / "_runs/own/mine.json").write_bytes(note)
     assert main(["build", "mine", "--root", str(root)]) == 1
-    assert "mine.json is corrupt" in capsys.readouterr().err
+    assert "mine.json cannot be read" in capsys.readouterr().err
 
 
 def test_a_run_folder_with_special_files_is_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -90,7 +90,7 @@ def test_an_output_that_does_not_tell_what_it_is_hides_no_other(
     assert main(["status", "--root", root]) == 0
     _, line, other, *_ = capsys.readouterr().out.splitlines()
     assert line.startswith(f"{spoilt.where}/")
-    assert line.endswith("`xmodal verify --forget --root ROOT` removes what it is part of, then build again")
+    assert line.endswith(f"`xmodal verify --forget --root {root}` removes what it is part of, then build again")
     assert other.startswith(f"{sound.folder}: complete")
     assert [output.where for output in find(root, "others", count=4)] == [sound.where]
     assert main(["verify", "--forget", "--root", root]) == 1

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
-from xmodal.root.storage import LocalStorage, Storage
+from xmodal.root.storage import IRREGULAR, LocalStorage, Storage
 
 READ_AT_ONCE = 2**24  # bytes; a smaller file is read whole, so that no byte is read twice
 _compared = set[tuple[str, int, int, int]]()  # the path, inode and times of large files that had their checksum
@@ -41,7 +41,9 @@ def size_problem(storage: Storage, key: str, size: int) -> str | None:
     actual = storage.size(key)
     if actual == size:
         return None
-    return "missing" if actual is None else f"{actual} bytes instead of {size}"
+    if actual is None:
+        return IRREGULAR.removeprefix("is ") if storage.is_irregular(key) else "missing"
+    return f"{actual} bytes instead of {size}"
 
 
 def _is_same(file: BinaryIO, path: str, sha256: str) -> bool:

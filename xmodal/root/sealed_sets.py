@@ -62,6 +62,8 @@ def records_now(storage: Storage, corpus: str) -> Output | None:
 
 
 def _named_by(storage: Storage, key: str, stage: str) -> Output | None:
+    if storage.is_irregular(key):  # `verify` tells, and the next build writes it anew
+        return None
     try:
         identity = storage.read(key).decode(errors="replace")
     except FileNotFoundError:

@@ -40,6 +40,8 @@ CONFLICTS = 8
 FEW_FILES = 8  # are made durable one by one, without what others write
 LIBC = ctypes.CDLL(None, use_errno=True)
 DELETED_AT_ONCE = 1000
+IRREGULAR = "is no regular file"
+IRREGULAR_CURE = "delete it, and `xmodal verify --root ROOT` says what is to be made again"
 
 
 class LocalStorage:
@@ -78,11 +80,12 @@ class LocalStorage:
 
     def open(self, key: str) -> BinaryIO:
         path = self.path(key)
-        file = open(path, "rb", opener=_open_regular)  # noqa: SIM115 - the caller closes it
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            return file
-        file.close()
-        raise UserError(f"{path} is no regular file")
+        with suppress(IsADirectoryError):
+            file = open(path, "rb", opener=_open_regular)  # noqa: SIM115 - the caller closes it
+            if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                return file
+            file.close()
+        raise _irregular(path)
 
     def size(self, key: str) -> int | None:
         """The bytes of a file, or None if there is no such file; a folder, a link and a device are none."""
@@ -91,6 +94,10 @@ class LocalStorage:
             return found.st_size if stat.S_ISREG(found.st_mode) else None
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    def is_irregular(self, key: str) -> bool:
+        """Whether a link, folder, pipe or device stands in the place of a file."""
+        return self.size(key) is None and os.path.lexists(self.path(key))
 
     def age(self, key: str) -> float:
         """Seconds since a file or folder was made, changed or given another name."""
@@ -181,11 +188,17 @@ class LocalStorage:
         return True
 
     def _replace(self, path: str, key: str) -> None:
-        os.replace(path, self.path(key))
+        try:
+            os.replace(path, self.path(key))
+        except IsADirectoryError:
+            raise _irregular(self.path(key)) from None
         self._sync_folder(os.path.dirname(self.path(key)))
 
     def _remove(self, path: str) -> None:
-        Path(path).unlink(missing_ok=True)
+        try:
+            Path(path).unlink(missing_ok=True)
+        except IsADirectoryError:
+            raise _irregular(path) from None
 
     def _make_folder(self, folder: str, sync: bool = True) -> None:
         """Makes a folder and its parents, durable unless a sync of the disk follows."""
@@ -253,6 +266,9 @@ class RemoteStorage:
             return found["size"] if found["type"] == "file" else None
         except FileNotFoundError:
             return None
+
+    def is_irregular(self, key: str) -> bool:
+        return False  # a store has objects alone
 
     def age(self, key: str) -> float:
         """Seconds since an object was put; 0 where the store does not tell."""
@@ -338,5 +354,9 @@ def _open_regular(path: str, flags: int) -> int:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise UserError(f"{path} is no regular file") from None
+            raise _irregular(path) from None
         raise
+
+
+def _irregular(path: str) -> UserError:
+    return UserError(f"{path} {IRREGULAR}: {IRREGULAR_CURE}")

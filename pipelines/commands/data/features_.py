@@ -33,7 +33,12 @@ def flags(parser: Parser) -> None:
     add("--model", required=True, help=models)
     add("--out", type=_flags.path, metavar="STORE", help="default: DIR-MODEL.zarr in the current folder")
     add("--kind", choices=["image", "clip"], help="which, if the folder has both; pictures of GIFs are first frames")
-    add("--weights", type=_flags.path, metavar="FILE", help="of the network or detector, in place of published ones")
+    add(
+        "--weights",
+        type=_flags.given_file,
+        metavar="FILE",
+        help="of the network or detector, in place of published ones",
+    )
     _flags.named_files(parser)
     _flags.settings(parser, "output=grid; `xmodal settings features` lists them, or of clip_features, frames, regions")
     add("--follow-links", action="store_true", help="also files and folders that links lead to (default: left out)")

@@ -44,7 +44,10 @@ def text(result: Result) -> Lines:
     for name, said in result["changes"].items():
         yield from (f"{name}: {change}" for change in said)
         yield f"{name}: `{command('build', name, '--root', result['root'])}` takes it as it is now"
+    yield from (ledger["damage"] for ledger in result["ledgers"] if "damage" in ledger)
     for ledger in result["ledgers"]:
+        if "damage" in ledger:
+            continue
         files = ", ".join(f"{count:,} {state}" for state, count in sorted(ledger["files"].items())) or "nothing tried"
         sealed = f"sealed as {ledger['sealed']}" if ledger["sealed"] else "not sealed"
         yield f"{ledger['ledger']}: {files}, {size(ledger['bytes'])}, {sealed}"

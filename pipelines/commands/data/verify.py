@@ -1,4 +1,4 @@
-"""Reads every byte of a root and compares it with the records.
+"""Reads every byte of a root, also of its ledgers and notes, and compares it with the records.
 
 The exit code is 1 where anything is damaged.
 
@@ -22,7 +22,7 @@ def flags(parser: Parser) -> None:
 
 def run(args: Args) -> Result:
     from pipelines.upkeep.folder_features import MARKER
-    from pipelines.upkeep.inspection import forget, verify
+    from pipelines.upkeep.inspection import forget, unfinished, verify
 
     storage = _flags.existing(args.root)
     if storage.size(MARKER) is not None:
@@ -32,12 +32,14 @@ def run(args: Args) -> Result:
     reached = forget(storage, damage) if args.forget else []
     found, corpora = [*map(asdict, damage)], storage.names("_runs/ledger/sources") or ["CORPUS"]
     about = {"root": args.root, "files": files, "damage": found, "forgotten": args.forget, "unfinished": reached}
+    about |= {"to_build": [folder for folder in unfinished(storage) if folder not in reached]}
     return about | {"corpora": corpora}
 
 
 def text(result: Result) -> Lines:
     damage = result["damage"]
-    yield from (f"{one['output'] and one['output'] + '/'}{one['file']}: {one['problem']}" for one in damage)
+    yield from (f"{_place(one)}: {one['problem']}" for one in damage)
+    yield from (f"{folder}: unfinished: build it again" for folder in result["to_build"])
     yield from (f"{folder}: made of it, so unfinished until it is built again" for folder in result["unfinished"])
     if not damage:
         yield f"{result['files']:,} files are as they were committed"
@@ -47,6 +49,12 @@ def text(result: Result) -> Lines:
     else:
         again = command("verify", "--root", result["root"], "--forget")
         yield f"{len(damage)} damaged: `{again}` has them made again"
+
+
+def _place(damage: Result) -> str:
+    """The path below the root."""
+    file, folder = damage["file"], damage["output"]
+    return file if (damage["unit"] is None and file) or not folder else f"{folder}/{file}"
 
 
 def exit_code(result: Result) -> int:
