@@ -176,7 +176,7 @@ def own_data(parser: Parser) -> None:
 def stage_names() -> list[str]:
     """Lists the stages without importing them, which takes longer than showing help."""
     folder = Path(__file__).parents[1] / "stages"
-    return sorted({"sources", "media", *(file.stem for file in folder.glob("[!_]*.py"))})
+    return sorted({"sources", "media", *(file.stem for file in folder.rglob("[!_]*.py"))})
 
 
 def progress(args: Args) -> ProgressLine:

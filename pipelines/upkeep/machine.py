@@ -63,14 +63,15 @@ def _package(name: str, purpose: str, module: str = "", extra: str = "", needed:
 
 def _stages() -> Iterator[Check]:
     """The packages and files of stages, from the text of their declarations: importing them takes long."""
-    for file in sorted((Path(__file__).parents[1] / "stages").glob("[!_]*.py")):
+    files = (Path(__file__).parents[1] / "stages").rglob("[!_]*.py")
+    for file in sorted(files, key=lambda file: file.stem):
         calls = [node for node in ast.walk(ast.parse(file.read_bytes())) if isinstance(node, ast.Call)]
         words = [word for call in calls if ast.unparse(call.func) == "StageKind" for word in call.keywords]
         asked = {word.arg: ast.literal_eval(word.value) for word in words if word.arg in ("packages", "files")}
-        packages, files = asked.get("packages", ()), [f"--file {name}=PATH" for name in asked.get("files", ())]
+        packages, taken = asked.get("packages", ()), [f"--file {name}=PATH" for name in asked.get("files", ())]
         missing = [name for name in packages if importlib.util.find_spec(name) is None]
         found = [f"without {' and '.join(missing)}"] if missing else [", ".join(packages)] if packages else []
-        found += [f"reads {' and '.join(files)}"] if files else []
+        found += [f"reads {' and '.join(taken)}"] if taken else []
         if found:
             cures = "; ".join(dict.fromkeys(how_to_install(name) or "" for name in missing))
             purpose = f"xmodal build CORPUS/{file.stem}"

@@ -1,4 +1,4 @@
-"""Draws attention, words, embeddings, clips, regions or found phrases; or measures what makes a model unsure.
+"""Draws attention, words, embeddings, clips, regions or phrases; or measures what makes a model unsure.
 
 examples:
   xmodal look runs/pvse --root data --attention maps --first 20
