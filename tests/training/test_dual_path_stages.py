@@ -21,6 +21,7 @@ from tests.training.test_trunk import make_root
 from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.batches.dataset import open_dataset
+from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.checks.model_contract import INPUTS
 from xmodal.evaluation.run_metrics import evaluate
@@ -28,7 +29,6 @@ from xmodal.features.networks import ResNet
 from xmodal.models import Inputs
 from xmodal.models.dual_path import END_TO_END, FLICKR30K, DualPath, DualPathConfig
 from xmodal.recipes import Candidates, Optimiser, Pixels, Recipe, View
-from xmodal.training import fit as fitting
 from xmodal.training import optimisers, run_folder
 from xmodal.training.checkpoint import read_tensors
 from xmodal.training.finetuning import WithBackbone, attach_backbone
@@ -95,7 +95,8 @@ def test_the_second_stage_moves_everything_by_the_rates_that_it_says(pictures: s
     optimiser = optimisers.build(model, plain)
     for group in optimiser.param_groups:
         group["lr"] = optimisers.rate(plain, 0, []) * group["multiplier"]
-    batch = next(iter(fitting._loader(stages(PICTURES), PICTURES, {ANNOTATED: seen}, "cpu")))
+    drawn = {"captions": PICTURES.captions, "sampler": PICTURES.sampler, "dtype": torch.float32}
+    batch = next(iter(Loader({ANNOTATED: seen}, stages(PICTURES).batch_size, seed=recipe().seed, **drawn)))
     torch.manual_seed(0)
     optimisers.total(model.objective(batch), STAGE_2.weights).backward()  # type: ignore[no-untyped-call]
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
