@@ -80,9 +80,8 @@ def _sparse(sparse: Result) -> Lines:
 def _next(result: Result) -> Lines:
     root = Path(os.path.relpath(result["root"]))
     runs = {one["evaluation"]["corpus"]: one["training"]["run"] for one in result["runs"]}  # the last of each
-    del runs["coco"]
     trained = {one["evaluation"]["recipe"]: one["training"]["run"] for one in result["runs"]}
-    run = os.path.relpath(trained["demo-pvse"])  # has attention to look at
+    run = os.path.relpath(trained.get("demo-pvse", runs.pop("coco")))  # PVSE has attention to look at
     of_sparse = [os.path.relpath(one["training"]["run"]) for one in result.get("sparse", {"runs": []})["runs"]]
     suggested = [
         ("status", "--root", root),
