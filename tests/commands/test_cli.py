@@ -413,7 +413,7 @@ def corpus_file(folder: Path, sources: str = "()", text: str = "") -> Path:
             ["build", "MINE/recrods", "--root", "ROOT"],
             r"no stage 'recrods' \(do you mean records\?\); there are: sources, records, media",
         ),
-        (["build", "MINE", "--root", "ROOT", "--set", "lines=3"], r"no setting 'lines'; there are: records\.row_group"),
+        (["build", "MINE", "--root", "ROOT", "--set", "xyz=3"], r"no setting 'xyz'; there are: records\.row_group"),
         (["build", "MINE", "--root", "ROOT", "--set", "row_group"], r"--set takes name=value, not 'row_group'"),
         (["build", "MINE", "--root", "ROOT", "--set", "row_group=many"], r"row_group=many: not an integer"),
         (["build", "MINE", "--root", "ROOT", "--set", "row_group=0"], r"row_group is at least 1, not 0"),
