@@ -328,7 +328,7 @@ class DetectorRecipe:
     validation: str = ""  # to measure on; by default the one named val beside it
     least_count: int = 1  # regions of the training split that a class or an attribute has at least
     side: int = 128  # pixels to which the longer side of a picture is resized
-    width: int = 14  # of the first convolution
+    width: int = 12  # of the first convolution
     feature: int = 128  # numbers of a region's feature
     anchors: tuple[float, ...] = (0.13, 0.19, 0.27)  # their sides, as shares of `side`
     proposals: int = 20  # regions of a picture at most
