@@ -292,6 +292,21 @@ def test_a_recipe_of_ours_takes_a_part_by_its_name() -> None:
     assert Share.of(changed.view.split) == Share("karpathy/train", 10, 2, 3)
 
 
+@pytest.mark.parametrize("split", ["karpathy/train@20%x2", "karpathy/train@10%x1#3", "dual_path/train@50%"])
+def test_the_unannotated_items_follow_the_annotated_ones(split: str) -> None:
+    changed = recipe_with("a3vse-coco-10-5", [f"view.split={split}", "seed=2"])
+    assert changed.unannotated
+    assert (changed.view.split, changed.unannotated.split) == (split, f"{split}:unannotated")
+    assert (changed.unannotated.text, changed.seed) == ("semantics", 2)
+
+
+def test_a_split_that_leaves_no_items_is_refused_where_a_recipe_learns_from_them() -> None:
+    with pytest.raises(UserError, match=r"name a share, such as karpathy/train@10%, or another recipe"):
+        recipe_with("a3vse-coco-10-5", ["view.split=karpathy/train"])
+    without = recipe_with("a3vse-flickr30k-10-5-no-semantics", ["view.split=karpathy/train"])
+    assert (without.view.split, without.unannotated) == ("karpathy/train", None)
+
+
 def test_papers_drew_what_they_say(tmp_path: Path) -> None:
     every = [str(number) for number in range(123_287)]
     sizes = {"two_branch": (113_287, 9_000, 1_000), "dual_path": (113_287, 5_000, 5_000)}

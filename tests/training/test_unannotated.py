@@ -124,6 +124,15 @@ def test_a_run_goes_on_with_its_own_semantics_alone(root: str, tmp_path: Path) -
         fit(a3vse(), own, run)
 
 
+def test_items_are_never_annotated_and_unannotated_at_once(root: str, tmp_path: Path) -> None:
+    both = a3vse(unannotated=View("pictures", "toy/train@20%:unannotated", text="semantics"))
+    with pytest.raises(
+        UserError, match=r"items of 'toy/train@20%:unannotated', said to be un-annotated, are in 'toy/t"
+    ):
+        fit(both, root, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_prune_keeps_the_semantics_of_a_run(root: str, whole: str) -> None:
     (semantics,), (records,) = find(root, "semantics"), find(root, "records")
     assert {semantics.identity, records.identity} < {*_kept(whole)}

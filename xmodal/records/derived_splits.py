@@ -60,6 +60,11 @@ class Share:
         """The annotated share, whose captions make the vocabulary."""
         return replace(self, annotated=True)
 
+    @property
+    def rest(self) -> "Share":
+        """The un-annotated items."""
+        return replace(self, annotated=False)
+
     def items(self, whole: Collection[str]) -> set[str]:
         order = shuffled(whole, "items", self.seed)
         count = len(order) * self.percent // 100

@@ -102,6 +102,7 @@ def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "Captio
     refuse_common(recipe.view, train.ids, recipe, validation.ids)
     if unannotated:
         refuse_common(views[-1], unannotated.ids, recipe, validation.ids)
+        _refuse_annotated(recipe, train.ids, unannotated.ids)
     clusters = setup.clusters(recipe, tables, store) if clusters_of(recipe.model) else None
     labels = _classes(recipe, tables, clusters, train.ids)
     started = Run(
@@ -126,6 +127,15 @@ def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "Captio
         data.streams(phase)
         data.pictured(chosen, phase)
     return started, data
+
+
+def _refuse_annotated(recipe: Recipe, train: Sequence[str], unannotated: Sequence[str]) -> None:
+    if common := sorted(set(train).intersection(unannotated)):
+        assert recipe.unannotated
+        raise UserError(
+            f"recipe {recipe.name!r}: {len(common):,} items of {recipe.unannotated.split!r}, said to be un-annotated, "
+            f"are in {recipe.view.split!r}, such as {common[0]!r}: give it other items"
+        )
 
 
 def _classes(recipe: Recipe, tables: Output, clusters: Output | None, ids: Sequence[str]) -> NDArray[np.int64] | None:
