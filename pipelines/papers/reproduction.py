@@ -25,11 +25,10 @@ from pipelines.papers.experiments import (
 from pipelines.stages.proposals import ProposalsConfig
 from pipelines.stages.resnet import ResNetConfig
 from xmodal.batches.cluster_classes import CLUSTERS
-from xmodal.batches.dataset import SENTENCES
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.metrics.reports import Report
-from xmodal.recipes import PHRASES, Features, Recipe, Tokens, clusters_of
+from xmodal.recipes import PHRASES, SENTENCES, Features, Recipe, Tokens, clusters_of
 from xmodal.records.views import has_split, splits
 from xmodal.root.outputs import made_of
 from xmodal.training.run_folder import has_state

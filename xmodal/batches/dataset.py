@@ -15,7 +15,7 @@ from xmodal.errors import UserError
 from xmodal.features.opening import covering_all_items
 from xmodal.features.store import GROUP, ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PLAUSIBLE, PlausibleMatches
-from xmodal.recipes import CONCEPTS, PHRASES, Features, Tokens, View
+from xmodal.recipes import OF_CAPTIONS, SENTENCES, Features, Tokens, View
 from xmodal.records.derived_splits import DrawnSplit, Share
 from xmodal.records.tables import Region, read_rows
 from xmodal.records.views import drawn_splits, members, splits
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
 MEDIA_ARRAYS = {("pixels", "uint8"), ("frames", "uint8")}  # the media themselves, smaller
-SENTENCES = "sentences"  # the stage of captions as vectors, and its array
-OF_CAPTIONS = {SENTENCES, CONCEPTS, PHRASES}  # arrays with a row a caption or phrase
 cached_vocabulary = lru_cache(maxsize=2)(vocabulary)
 
 

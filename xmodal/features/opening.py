@@ -5,7 +5,7 @@ from functools import partial
 
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
-from xmodal.recipes import Positional
+from xmodal.recipes import OF_CAPTIONS, Positional
 from xmodal.records.tables import Item, read_rows
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
@@ -26,6 +26,10 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
     Refuses features of another media set, and of one position an item if `model`, a config, looks at several. Those of
     media that have changed since are opened by their identity alone.
     """
+    if stage in OF_CAPTIONS:
+        raise UserError(
+            f"{stage} has a row a caption, not one a picture or clip: name features of these (--set visual.stage=STAGE)"
+        )
     of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
     among = [] if identity else covering_all_items(list(filter(fits, find(root, stage))), records)
     meant = {output.folder for output in among}
