@@ -85,7 +85,7 @@ def files(parser: Parser, weights: str, vectors: str) -> None:
 
 
 IDENTIFIED = {
-    "texts": "captions as vectors, or as concepts",
+    "texts": "captions as vectors, as concepts, or as semantics",
     "pixels": "resized pictures (of clips: the frames of the features)",
 }
 

@@ -77,8 +77,9 @@ def to_run(experiment: Experiment, available: Available, setup: Setup | None = N
     for row in _ready_runs(experiment, available):
         recipe, folder, at = recipe_of(row, available), shlex.quote(str(runs / row.run)), _at(root)
         lacking = _lacking(recipe, setup) if setup else {}
-        builds = _builds(recipe, experiment, root).items()
-        built |= dict.fromkeys(command for stage, command in builds if not setup or {stage, RECORDS} & {*lacking})
+        for stage, command in _builds(recipe, experiment, root).items():
+            if not setup or RECORDS in lacking or ": build " in lacking.get(stage, ""):  # not only: say which
+                built[command] = None
         vectors = f" --vectors {_vectors(recipe)}.txt" if _vectors(recipe) else ""
         trained.append(f"xmodal train {row.recipe}{at} --run {folder}{vectors}{_set(row.settings)}")
         split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
@@ -219,6 +220,10 @@ def _lacking(recipe: Recipe, setup: Setup) -> dict[str, str]:
     for stage in texts_of(recipe):
         if not any(made_of(tables, stage)):
             found[stage] = f"there is no {stage} of {recipe.view.corpus}: build it first"
+    try:
+        setup.with_named_texts(recipe, tables)
+    except UserError as trouble:
+        found["texts"] = str(trouble)
     for stage in stages_of(recipe):
         try:
             _open(stage, recipe, setup, tables)
