@@ -65,10 +65,11 @@ class Dataset:
         """Items in each split."""
         return {name: len(items) for name, items in splits(self.records).items()}
 
-    def store(self, features: str | None = None) -> FeatureStore:
+    def store(self, features: str | None = None, flag: str = "--features") -> FeatureStore:
         """Opens features by stage, identity, or stage/identity; unnamed, the only ones but for pixels.
 
-        Those of media that have changed since are opened by their identity alone, with a warning.
+        Those of media that have changed since are opened by their identity alone, with a warning. `flag` is what a
+        message asks for where there are several.
         """
         if features is None:
             meant = [output for output in self.features if _first_array(output) not in MEDIA_ARRAYS]
@@ -83,7 +84,7 @@ class Dataset:
         if len(meant) > 1:
             told = zip(meant, describe_differences(meant), strict=True)
             there = "; ".join(f"{one.stage}/{how}" for one, how in told)
-            there += "; name one by --features STAGE/IDENTITY (in Python features='STAGE/IDENTITY')"
+            there += f"; name one by {flag} STAGE/IDENTITY (in Python {flag.strip('-')}='STAGE/IDENTITY')"
         return self._only(meant, f"features {features!r}" if features else "features", there)
 
     def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:
