@@ -186,6 +186,13 @@ def test_a_name_says_what_it_is(name: str) -> None:
     assert Share.of("karpathy/train") is None
 
 
+@pytest.mark.parametrize("name", ["a/train@0.1%", "a/train@ten%", "a/train@-5%", "a/train@10%x", "a/train@10%:rest"])
+def test_a_share_that_is_misspelt_is_told_how_it_is_written(name: str) -> None:
+    with pytest.raises(UserError, match=r"is no share, which is of whole percents, 1 to 100: NAME@10%, NAME@10%x2"):
+        Share.of(name)
+    assert Share.of("a/100%") is None
+
+
 @pytest.mark.parametrize("name", ["a/train@0%", "a/train@101%", "a/train@10%x0"])
 def test_a_share_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"a share is of 1 to 100 %, and keeps a caption or more"):
