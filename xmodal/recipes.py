@@ -14,8 +14,10 @@ FrameRule = Literal["official", "linspace"]
 EVERY = "all"  # the items of all splits and of none
 HUMAN = "human"  # the source of captions that people wrote of what they saw
 UNRELATED_TEXT = "unrelated"  # the source of captions that people wrote too, but about something else
+SENTENCES = "sentences"  # the stage of captions as vectors, and its array
 CONCEPTS = "concepts"  # the stage of captions as numbers of tags
 PHRASES = "phrases"  # the stage of phrases as vectors
+OF_CAPTIONS = {SENTENCES, CONCEPTS, PHRASES}  # with a row a caption or phrase, none a picture or clip
 WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
 
 

@@ -196,6 +196,7 @@ def test_every_experiment_is_found_by_its_own_name_and_a_paper_by_its() -> None:
         ("clip", r"no paper 'clip'; there are: a3vse, dual_path, pcme, pvse, two_branch;"),
         ("pcme table 9", r"no experiment 'pcme table 9'; of pcme there are: Table 1, .*, Figure 8, .*§4.4"),
         ("pvse drawing", r"of pvse there are: Table 1"),
+        ("a3vse table -1", r"no experiment 'a3vse table -1': tables and figures are counted from 1"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_there_is(text: str, said: str) -> None:

@@ -5,7 +5,7 @@ from functools import partial
 
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
-from xmodal.recipes import Positional
+from xmodal.recipes import OF_CAPTIONS, Positional
 from xmodal.records.tables import Item, read_rows
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
@@ -26,8 +26,18 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
     Refuses features of another media set, and of one position an item if `model`, a config, looks at several. Those of
     media that have changed since are opened by their identity alone.
     """
+    if stage in OF_CAPTIONS:
+        raise UserError(
+            f"{stage} has a row a caption, not one a picture or clip: name features of these (--set visual.stage=STAGE)"
+        )
     of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
-    among = [] if identity else covering_all_items(list(filter(fits, find(root, stage))), records)
+    found = [] if identity else list(filter(fits, find(root, stage)))
+    among = covering_all_items(found, records)
+    if found and not among:
+        raise UserError(
+            f"{of} in {root} has no {stage} but scores of classes, which tags are made of: build it first "
+            f"({build_command(root, of, stage)}), or name these by --features {found[0].identity}"
+        )
     meant = {output.folder for output in among}
     store = FeatureStore(find_output(root, stage, identity, of=of, fits=lambda output: output.folder in meant))
     if not fits(store.output):
@@ -47,7 +57,11 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
 
 
 def covering_all_items(features: list[Output], records: Output) -> list[Output]:
-    """Drops outputs of an earlier state and those that lack items, unless all do; refuses if all media changed."""
+    """Drops outputs of an earlier state and those that lack items, unless all do; refuses if all media changed.
+
+    Scores of classes, which the tags stage makes for itself, count only where somebody names them.
+    """
+    features = [output for output in features if output.config.get("output") != "classes"]
     changes = [changed_media(output, str(records.config.get("corpus", "CORPUS"))) for output in features]
     if changes and all(changes):
         raise UserError(changes[0])

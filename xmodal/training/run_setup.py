@@ -1,6 +1,6 @@
 """The setup of a training or an evaluation."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from xmodal.batches.annotated_phrases import annotated_phrases
@@ -14,7 +14,8 @@ from xmodal.features.frame_store import FrameStore
 from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
-from xmodal.recipes import Features, Recipe, View, clusters_of
+from xmodal.recipes import WRITTEN, Features, Recipe, Tokens, View, clusters_of
+from xmodal.records.caption_sources import named_text
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find, made_of
 from xmodal.root.selection import (
@@ -34,7 +35,7 @@ class Setup:
     records: str | None = None  # an identity, where a stage has several outputs
     features: str | None = None
     pixels: str | None = None
-    texts: str | None = None  # captions as features
+    texts: str | None = None  # captions as features, or those that a stage wrote
     vectors: Path | None = None  # the file of word vectors that the recipe names
     weights: Path | None = None  # the file of the features' network, for a phase that trains it
     device: str = "cpu"
@@ -72,6 +73,17 @@ class Setup:
         if not chosen:
             problem = f"has no {stage} {self.texts}{by_method} for {visual.output.where}"
         raise UserError(f"{corpus} in {self.root} {problem}; there are: {', '.join(describe_differences(fitting))}")
+
+    def with_named_texts(self, recipe: Recipe, tables: Output) -> Recipe:
+        """Names the outputs that captions are read from, so that a run goes on with these alone."""
+
+        def named(view: View) -> View:
+            asked = self.texts and isinstance(recipe.text, Tokens) and view.source not in WRITTEN
+            text = f"{view.source}/{self.texts}" if asked and view.text == view.source else view.text
+            return replace(view, text=named_text(tables, text))
+
+        unannotated = recipe.unannotated and named(recipe.unannotated)
+        return replace(recipe, view=named(recipe.view), validation=named(recipe.validation), unannotated=unannotated)
 
     def clusters(self, recipe: Recipe, tables: Output, features: FeatureStore) -> Output:
         """Finds the classes that k-means made, by these features, of the items that a recipe trains on."""

@@ -26,8 +26,7 @@ from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
 from xmodal.progress import Progress
-from xmodal.recipes import Features, OnePerClass, Phase, Phrases, Recipe, Tokens, View, clusters_of, learns_classes
-from xmodal.records.caption_sources import named_text
+from xmodal.recipes import Features, OnePerClass, Phase, Phrases, Recipe, Tokens, clusters_of, learns_classes
 from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
 from xmodal.training import run_folder
@@ -81,7 +80,7 @@ def open_data(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, TrainingData
 
 def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "CaptionData"]:
     tables = setup.tables(recipe.view.corpus)
-    recipe = _with_named_texts(recipe, tables)
+    recipe = setup.with_named_texts(recipe, tables)
     store = setup.store(recipe.visual.stage, tables, recipe.model)
     pictures = setup.pictures(store, tables) if any(phase.pixels for phase in recipe.phases) else None
     views = (recipe.view, recipe.validation, *([recipe.unannotated] if recipe.unannotated else []))
@@ -102,6 +101,7 @@ def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "Captio
     refuse_common(recipe.view, train.ids, recipe, validation.ids)
     if unannotated:
         refuse_common(views[-1], unannotated.ids, recipe, validation.ids)
+        _refuse_annotated(recipe, train.ids, unannotated.ids)
     clusters = setup.clusters(recipe, tables, store) if clusters_of(recipe.model) else None
     labels = _classes(recipe, tables, clusters, train.ids)
     started = Run(
@@ -128,22 +128,21 @@ def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "Captio
     return started, data
 
 
+def _refuse_annotated(recipe: Recipe, train: Sequence[str], unannotated: Sequence[str]) -> None:
+    if common := sorted(set(train).intersection(unannotated)):
+        assert recipe.unannotated
+        raise UserError(
+            f"recipe {recipe.name!r}: {len(common):,} items of {recipe.unannotated.split!r}, said to be un-annotated, "
+            f"are in {recipe.view.split!r}, such as {common[0]!r}: give it other items"
+        )
+
+
 def _classes(recipe: Recipe, tables: Output, clusters: Output | None, ids: Sequence[str]) -> NDArray[np.int64] | None:
     """(ids,): the classes that k-means found, or those of the corpus if the model or a sampler asks for them."""
     if clusters:
         return read_classes(clusters, ids)
     is_asked = learns_classes(recipe.model) or any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
     return classes(tables, ids) if is_asked else None
-
-
-def _with_named_texts(recipe: Recipe, tables: Output) -> Recipe:
-    """Names the outputs that captions are read from, so that a run goes on with these alone."""
-
-    def named(view: View) -> View:
-        return replace(view, text=named_text(tables, view.text))
-
-    unannotated = recipe.unannotated and named(recipe.unannotated)
-    return replace(recipe, view=named(recipe.view), validation=named(recipe.validation), unannotated=unannotated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +211,7 @@ def _open_phrases(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "PhraseD
     if distributed.world() > 1:
         raise UserError(f"recipe {recipe.name!r} has batches of regions and phrases, which one process trains")
     tables = setup.tables(recipe.view.corpus)
-    recipe = _with_named_texts(recipe, tables)
+    recipe = setup.with_named_texts(recipe, tables)
     learned = setup.phrases(recipe, recipe.view, tables, annotated=True)
     chosen_on = setup.phrases(recipe, recipe.validation, tables)
     refuse_common(recipe.view, learned.phrases.pictures, recipe, chosen_on.phrases.pictures)
