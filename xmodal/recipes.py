@@ -232,6 +232,10 @@ class Pixels:
     erase: float = 0.0  # the chance that a rectangle is erased
     evaluation: Literal["centre", "whole_and_flipped"] = "centre"
 
+    def __post_init__(self) -> None:
+        shares(erase=self.erase)
+        known_choices(self)
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -250,8 +254,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         one_or_more(epochs=self.epochs, validate_every=self.validate_every, patience=self.patience)
-        if self.captions not in ("each", "one"):
-            raise ValueError(f"no captions {self.captions!r}; there are: each, one")
+        known_choices(self)
         if not self.weights:
             raise ValueError("a phase needs a term to weigh")
         for name, weight in self.weights.items():

@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, get_args, get_type_hints
+from dataclasses import replace
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import pytest
 
-from xmodal.models import load
+from pipelines.papers.recipe_runs import recipe_with
+from xmodal.errors import UserError
+from xmodal.models import load, names, recipes_of
+from xmodal.recipes import Recipe
 from xmodal.root.identity import to_plain
 
 VSEPP = "docs/models.md#vsepp"
@@ -261,22 +265,20 @@ def test_a_recipe_has_the_numbers_of_its_paper_and_no_others(model: str, name: s
     assert found == expected
 
 
-CHOICES = {
-    "a3vse": ("attention",),
-    "cca": ("weights",),
-    "dan": ("negatives", "reduction"),
-    "devise": ("negatives", "reduction"),
-    "order_embeddings": ("negatives", "violation"),
-    "pcme": ("kl", "uniformity", "distance"),
-    "pvse": ("visual", "negatives", "reduction", "similarity", "fusion", "kernel"),
-    "scan": ("direction", "aggregation", "normalisation", "negatives"),
-    "vsepp": ("negatives", "similarity"),
-}
+# Every field that names one of a few values, in each kind of config that a model's recipes have.
+CHOICES = [
+    pytest.param(recipe, name, id=f"{type(recipe.model).__name__}-{name}")
+    for model in names()
+    for recipe in {type(one.model): one for one in recipes_of(model)}.values()
+    for name, kind in get_type_hints(type(recipe.model)).items()
+    if get_origin(kind) is Literal
+]
 
 
-@pytest.mark.parametrize(("model", "field"), [(model, field) for model, names in CHOICES.items() for field in names])
-def test_a_choice_that_there_is_not_is_refused_and_the_known_ones_are_named(model: str, field: str) -> None:
-    config = type(load(model).RECIPES[0].model)
-    known = ", ".join(map(str, get_args(get_type_hints(config)[field])))
+@pytest.mark.parametrize(("recipe", "field"), CHOICES)
+def test_a_choice_that_there_is_not_is_refused_and_the_known_ones_are_named(recipe: Recipe, field: str) -> None:
+    known = ", ".join(map(str, get_args(get_type_hints(type(recipe.model))[field])))
     with pytest.raises(ValueError, match=re.escape(f"no {field} 'hard'; there are: {known}")):
-        config(**{field: "hard"})
+        replace(cast(Any, recipe.model), **{field: "hard"})
+    with pytest.raises(UserError, match=re.escape(f"--set model.{field}=hard: not one of {known}") + "$"):
+        recipe_with(recipe.name, [f"model.{field}=hard"])

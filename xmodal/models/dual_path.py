@@ -32,7 +32,7 @@ from xmodal.losses.instance import instance_loss_and_errors
 from xmodal.losses.mining import in_evaluation
 from xmodal.losses.ranking import halves, hinges
 from xmodal.models import Inputs
-from xmodal.number_rules import check_numbers, one_or_more, zero_or_more
+from xmodal.number_rules import check_numbers, known_choices, one_or_more, zero_or_more
 from xmodal.recipes import Candidates, Features, Optimiser, Phase, Pixels, Recipe, Step, Tokens, View, scarce
 from xmodal.root.identity import since
 from xmodal.text.position_codes import all_shifts, shifted
@@ -67,6 +67,7 @@ class DualPathConfig:
             raise ValueError(f"classes are identities or {self.clusters} clusters, not both")
         check_numbers("a multiple of 4 above zero", _is_multiple_of_4, channels=self.channels, length=self.length)
         check_numbers("0 or more, below 1", lambda rate: 0 <= rate < 1, dropout=self.dropout)
+        known_choices(self)
 
     def build(self, inputs: Inputs) -> "DualPath":
         return DualPath(self, inputs)

@@ -34,7 +34,7 @@ from xmodal.losses.ranking import Reduction, reduced
 from xmodal.losses.region_phrases import region_phrase_terms
 from xmodal.losses.triplets import farthest, squared_distances, triplet_loss
 from xmodal.models import Inputs
-from xmodal.number_rules import one_or_more, shares, zero_or_more
+from xmodal.number_rules import known_choices, one_or_more, shares, zero_or_more
 from xmodal.recipes import Features, Neighbours, Optimiser, Phase, Phrases, Recipe, Step, View
 
 SHORTEST = 1e-5  # a vector that is shorter is not made 1 long
@@ -53,6 +53,7 @@ class BranchConfig:
     def __post_init__(self) -> None:
         one_or_more(hidden=self.hidden, width=self.width)
         shares(dropout=self.dropout)
+        known_choices(self)
 
 
 @dataclass(frozen=True)
