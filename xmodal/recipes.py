@@ -57,6 +57,7 @@ class Features:
     ends: int = 0  # frames dropped at both ends in evaluation
     rule: FrameRule = "official"
     method: str = since("0.2", "")  # of sentences: their codebook's, such as hglmm; "" is any
+    network: str = since("0.2", "")  # of pictures: that of their features, such as resnet50; "" is any
 
     def __post_init__(self) -> None:
         one_or_more(frames=self.frames)

@@ -27,7 +27,7 @@ from pipelines.stages.resnet import ResNetConfig
 from xmodal.batches.cluster_classes import CLUSTERS
 from xmodal.batches.dataset import SENTENCES
 from xmodal.errors import UserError
-from xmodal.features.opening import describe_network
+from xmodal.features.opening import describe_network, network_setting
 from xmodal.metrics.reports import Report
 from xmodal.recipes import PHRASES, Features, Recipe, Tokens, clusters_of
 from xmodal.records.views import has_split, splits
@@ -81,17 +81,23 @@ def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
     at = f"--root {shlex.quote(root)}"
     yield f"xmodal build {recipe.view.corpus} {at}"
     for stage in [*stages_of(recipe), *texts_of(recipe)]:
-        settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
+        settings = _set(_of_features(stage, recipe, experiment))
         if stage in (SENTENCES, PHRASES):
             settings += _set_codebook(recipe)
         if stage == CLUSTERS:
-            of_resnet = (setting for setting in experiment.build if setting.startswith("resnet."))
             found = (f"clusters.count={clusters_of(recipe.model)}", f"clusters.split={recipe.view.split}")
-            settings += _set([*of_resnet, *found])
+            settings += _set([*_of_features("resnet", recipe, experiment), *found])
         yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}"
     if recipe.reads_phrases:
         detector = f"regions.detector={ProposalsConfig().detector}"
         yield f"xmodal build {recipe.view.corpus}/regions {at}{_set([detector, 'regions.boxes=phrases'])}"
+
+
+def _of_features(stage: str, recipe: Recipe, experiment: Experiment) -> Iterator[str]:
+    """Settings of a stage of features: the recipe's network, and what the experiment builds it with."""
+    if recipe.visual.network and stage == recipe.visual.stage:
+        yield network_setting(stage, recipe.visual.network)
+    yield from (setting for setting in experiment.build if setting.startswith(f"{stage}."))
 
 
 def _set_codebook(recipe: Recipe) -> str:
@@ -184,12 +190,12 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
     for stage, command in zip(features, others, strict=False):
         try:
             if isinstance(recipe.text, Features) and stage == recipe.text.stage:
-                setup.texts_of(recipe.text, tables, setup.store(recipe.visual.stage, tables))
+                setup.texts_of(recipe.text, tables, setup.visual(recipe, tables))
                 continue
             if stage == CLUSTERS:
-                setup.clusters(recipe, tables, setup.store(recipe.visual.stage, tables))
+                setup.clusters(recipe, tables, setup.visual(recipe, tables))
                 continue
-            store = setup.store(stage, tables)
+            store = setup.visual(recipe, tables) if stage == recipe.visual.stage else setup.store(stage, tables)
             if store.spec.ragged and any(phase.pixels for phase in recipe.phases):
                 setup.pictures(store, tables)
         except UserError as trouble:
@@ -204,10 +210,12 @@ def _with_command(trouble: UserError, command: str) -> str:
 
 
 def _other_network(recipe: Recipe, experiment: Experiment, setup: Setup) -> str | None:
-    store = setup.store(recipe.visual.stage, setup.tables(recipe.view.corpus))
+    if recipe.visual.stage != "resnet" or recipe.visual.network:  # another one than a recipe names is refused
+        return None
+    store = setup.visual(recipe, setup.tables(recipe.view.corpus))
     settings = dict(setting.split("=", 1) for setting in experiment.build)
     wanted = settings.get("resnet.network", ResNetConfig().network)
-    if recipe.visual.stage != "resnet" or store.provenance.get("network") == wanted:
+    if store.provenance.get("network") == wanted:
         return None
     return f"{store.output.where} is by {describe_network(store)}, not by the {wanted} of {experiment.name}"
 

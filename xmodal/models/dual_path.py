@@ -302,7 +302,7 @@ FLICKR30K = Recipe(
     cites="section V; section VI-B; docs/models.md#dual-path-training; docs/models.md#dual-path-losses",
     view=View("flickr30k", "plummer/train", captions_per_item=5),
     validation=View("flickr30k", "plummer/val", captions_per_item=5),
-    visual=Features("resnet"),
+    visual=Features("resnet", network="resnet50"),
     text=WORDS,
     model=DualPathConfig(class_bias=True),
     phases=(STAGE_1, STAGE_2),
@@ -328,14 +328,15 @@ CUHK_PEDES = replace(
     model=DualPathConfig(length=56, class_bias=True, dropout=0.8, learns_identities=True),
     phases=(replace(STAGE_1, epochs=180), replace(STAGE_2, sampler=None)),  # negatives at random
 )
-# DPC of A3VSE's tables, whose values on everything are those of ResNet-152 and of ResNet-50 here
+# DPC of A3VSE's tables, whose values on everything are those of ResNet-152 and of ResNet-50 here: by any network
 DPC_FLICKR30K = replace(
     FLICKR30K,
     name="dual-path-flickr30k-full",
+    visual=Features("resnet"),
     view=View("flickr30k", "karpathy/train", captions_per_item=5),
     validation=View("flickr30k", "karpathy/val", captions_per_item=5),
 )
-DPC_COCO = replace(COCO, name="dual-path-coco-full")
+DPC_COCO = replace(COCO, name="dual-path-coco-full", visual=Features("resnet"))
 
 
 def _first_stage(recipe: Recipe) -> Recipe:
@@ -354,26 +355,32 @@ def _weighed(recipe: Recipe, name: str, cites: str, *weights: Mapping[str, float
     return replace(recipe, name=name, cites=f"{cites}; else {recipe.name}", phases=tuple(phases))
 
 
-def _by_networks(recipe: Recipe, corpus: str) -> tuple[Recipe, ...]:
+def _by_networks(recipe: Recipe) -> tuple[Recipe, ...]:
     """By ResNet-50 and 152, and by VGG-19."""
-    deep = _changed(recipe, f"dual-path-{corpus}-resnet152", "table III; ResNet-152's depths", depths=DEEP)
-    vgg = _by_vgg(recipe, f"dual-path-{corpus}-vgg19")
-    shallow = replace(recipe, name=f"dual-path-{corpus}-resnet152-text50")
+    name = recipe.name.replace("resnet50", "resnet152")
+    by_152 = replace(recipe, visual=Features("resnet", network="resnet152"))
+    shallow = replace(by_152, name=f"{name}-text50")
+    deep, vgg = _changed(by_152, name, "table III; ResNet-152's depths", depths=DEEP), _by_vgg(recipe, "vgg19")
     return recipe, deep, vgg, *map(_first_stage, (recipe, deep, vgg, shallow))
 
 
-def _by_vgg(recipe: Recipe, name: str) -> Recipe:
+def _by_vgg(recipe: Recipe, network: str) -> Recipe:
     """Reads fc7 of whole pictures, which the features stage has, and in stage II the pictures."""
     first, second = recipe.phases
     second = replace(second, optimiser=replace(second.optimiser, multipliers=(*SGD.multipliers, *VGG_TRUNK)))
-    return replace(recipe, name=name, visual=Features("features"), phases=(first, second))
+    return replace(
+        recipe,
+        name=recipe.name.replace("resnet50", network),
+        visual=Features("features", network=f"torchvision/{network}"),
+        phases=(first, second),
+    )
 
 
 DEEP = (3, 8, 36, 3)
-CUHK_PEDES_VGG = _by_vgg(CUHK_PEDES, "dual-path-cuhk-pedes-vgg16")
+CUHK_PEDES_VGG = _by_vgg(CUHK_PEDES, "vgg16")
 RECIPES = (
-    *_by_networks(FLICKR30K, "flickr30k"),
-    *_by_networks(COCO, "coco"),
+    *_by_networks(FLICKR30K),
+    *_by_networks(COCO),
     *(CUHK_PEDES, CUHK_PEDES_VGG, DPC_FLICKR30K, DPC_COCO),
     *map(_first_stage, (CUHK_PEDES, CUHK_PEDES_VGG)),
     *(scarce(DPC_FLICKR30K, percent, captions) for percent, captions in ((10, 5), (20, 5), (50, 2), (50, 5))),

@@ -82,7 +82,7 @@ def open_data(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, TrainingData
 def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "CaptionData"]:
     tables = setup.tables(recipe.view.corpus)
     recipe = _with_named_texts(recipe, tables)
-    store = setup.store(recipe.visual.stage, tables, recipe.model)
+    store = setup.visual(recipe, tables)
     pictures = setup.pictures(store, tables) if any(phase.pixels for phase in recipe.phases) else None
     views = (recipe.view, recipe.validation, *([recipe.unannotated] if recipe.unannotated else []))
     learned, chosen_on, *others = captions_of_views(tables, views)
