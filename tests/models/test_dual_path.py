@@ -1,6 +1,5 @@
 """Dual-Path against reference values, against slow definitions for all sizes, and its mining and its test features."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +22,7 @@ from xmodal.losses.mining import in_evaluation
 from xmodal.losses.ranking import hinges
 from xmodal.models import Inputs
 from xmodal.models.dual_path import COCO, FLICKR30K, RECIPES, SMALL, Block, DualPath, DualPathConfig
-from xmodal.recipes import Candidates
+from xmodal.recipes import Recipe
 from xmodal.root.identity import fingerprint
 from xmodal.training import optimisers
 
@@ -380,19 +379,15 @@ def test_dropout_is_before_the_classifier_alone() -> None:
 # Recipes
 
 
-def test_the_recipes_are_those_of_the_paper() -> None:
-    assert len({fingerprint(recipe) for recipe in RECIPES}) >= len(RECIPES) - 3  # networks are the store's
-    assert [phase.epochs for phase in FLICKR30K.phases] == [240, 60]
-    assert [phase.epochs for phase in COCO.phases] == [90, 21]
-    for recipe, dropout in ((FLICKR30K, 0.75), (COCO, 0.5)):
-        assert recipe.model.dropout == dropout  # type: ignore[attr-defined]
-        first, second = recipe.phases
-        assert (first.pixels, first.sampler, second.sampler) == (None, None, Candidates(256))
-        assert (first.weights["ranking"], set(second.weights.values())) == (0.0, {1.0})
-        assert [optimisers.rate(second.optimiser, epoch, []) for epoch in (0, second.epochs - 1)] == [
-            0.1, pytest.approx(0.01 if recipe is FLICKR30K else 0.001),
-        ]  # fmt: skip
-    assert math.isclose(COCO.model.margin, 1.0)  # type: ignore[attr-defined]
+def test_no_two_recipes_are_the_same_but_for_their_names() -> None:
+    assert len({fingerprint(replace(recipe, name="")) for recipe in RECIPES}) == len(RECIPES)
+
+
+@pytest.mark.parametrize(("recipe", "last"), [(FLICKR30K, 0.01), (COCO, 0.001)])
+def test_the_second_stage_ends_at_a_lower_rate(recipe: Recipe, last: float) -> None:
+    second = recipe.phases[1]
+    rates = [optimisers.rate(second.optimiser, epoch, []) for epoch in (0, second.epochs - 1)]
+    assert rates == [0.1, pytest.approx(last)]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from xmodal.losses.triplets import farthest, squared_distances, triplet_loss
 from xmodal.models import Inputs
 from xmodal.models.two_branch import (
     OFFICIAL_CODE,
-    RECIPES,
     Branch,
     SimilarityConfig,
     SimilarityNetwork,
@@ -26,7 +25,6 @@ from xmodal.models.two_branch import (
     TwoBranchConfig,
     combined_distance,
 )
-from xmodal.recipes import Neighbours
 
 Array = NDArray[np.float64]
 
@@ -430,20 +428,3 @@ def test_statistics_of_training_are_kept_unless_the_test_sets_are_asked_for() ->
     before = model.encode_visual(rows)
     model.observe([rows], [rows])
     assert torch.equal(model.encode_visual(rows), before)
-
-
-def test_recipes_have_the_weights_of_their_rows() -> None:
-    """One direction is from sentences to images; neighbours are sampled in the last two rows alone."""
-    found = {one.name: one for one in RECIPES}
-    of = {"one-direction": (0, 1, 0, 0), "bidirectional": (1, 2, 0, 0), "sampling": (1, 2, 0, 0)}
-    of |= {"constraints": (1, 2, 0, 0.2), "linear": (1, 2, 0, 0), "linear-one-direction": (0, 1, 0, 0)}
-    for name, weights in of.items():
-        (phase,) = found[f"two-branch-flickr30k-{name}"].phases
-        assert tuple(phase.weights.values()) == weights
-        assert phase.sampler == (Neighbours(2) if name in ("sampling", "constraints") else None)
-    for name in ("bidirectional", "sampling", "constraints", "official-code"):
-        flickr, coco = (found[f"two-branch-{corpus}-{name}"] for corpus in ("flickr30k", "coco"))
-        assert (flickr.phases, flickr.model) == (coco.phases, coco.model)
-    assert found["two-branch-flickr30k-official-code"].batch_size == 500
-    for name in ("similarity-flickr30k", "similarity-coco"):
-        assert (found[name].batch_size, found[name].phases[0].sampler) == (1500, None)
