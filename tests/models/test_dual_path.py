@@ -271,6 +271,30 @@ def test_one_window_is_an_item() -> None:
     near(model.encode_windows(visual), model.encode_visual(visual).detach())
 
 
+def test_windows_beyond_those_of_a_picture_count_nothing() -> None:
+    model, pictures = built().eval(), [random_rows(seed, windows, 12) for seed, windows in enumerate((4, 1, 2))]
+    found = model.encode_windows(Padded.of([one.numpy() for one in pictures]))
+    for row, one in zip(found, pictures, strict=True):
+        near(row, model.encode_windows(Padded.whole(one[None]))[0].detach())
+
+
+@pytest.mark.parametrize(
+    ("head", "visual", "text"),
+    [("official", "Linear Norm ReLU Linear Norm", "Linear Norm"), ("paper", *2 * ["Linear Norm ReLU Linear"])],
+)
+def test_heads_are_those_of_the_code_or_of_the_paper(
+    head: Any, visual: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The code's f is activated before both losses, the paper's is not."""
+    model, seen = built(replace(CONFIG, head=head)), list[Tensor]()
+    for layers, expected in ((model.visual_head, visual), (model.text_head, text)):
+        names = [type(layer).__name__.replace("WholeBatchNorm", "Norm") for layer in layers]
+        assert " ".join(names) == expected
+    monkeypatch.setattr(model, "losses", lambda visual_ND, text_ND, *labels: seen.extend((visual_ND, text_ND)))
+    model.objective(Batch({ANNOTATED: mined_stream()}))
+    assert [bool((side < 0).any()) for side in seen] == 2 * [head == "paper"]
+
+
 # Mining
 
 

@@ -344,6 +344,41 @@ def test_one_pair_alone_is_a_batch() -> None:
         assert loss.item() == 0
 
 
+@pytest.mark.parametrize("layout", ["paper", "code"])
+def test_training_drops_half_of_the_hidden_numbers_and_doubles_the_others(layout: Any) -> None:
+    torch.manual_seed(0)
+    branch = Branch(6, TwoBranchConfig(hidden=400, width=4, layout=layout)).train()
+    seen, rows = list[Tensor](), torch.randn(50, 6)
+    branch.second.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    branch(rows)
+    hidden = branch.first(rows)
+    whole = (hidden if layout == "paper" else (hidden - hidden.mean(0)) / hidden.std(0, correction=0)).relu()
+    is_kept = seen[0] > 0
+    torch.testing.assert_close(seen[0][is_kept], 2 * whole[is_kept], rtol=1e-3, atol=1e-3)
+    assert is_kept.sum() / (whole > 0).sum() == pytest.approx(0.5, abs=0.02)
+    branch.eval()(rows)
+    assert (seen[1] > 0).float().mean() > 0.4
+
+
+@pytest.mark.parametrize(("layout", "momentum"), [("paper", 0.1), ("code", 0.9)])
+def test_running_statistics_follow_a_batch_as_fast_as_the_paper_s_or_the_code_s(layout: Any, momentum: float) -> None:
+    """TensorFlow's momentum of 0.1 is torch's 0.9: docs/models.md#two-branch-embedding."""
+    torch.manual_seed(0)
+    branch, rows = Branch(6, TwoBranchConfig(hidden=5, width=4, layout=layout, dropout=0.0)), torch.randn(50, 6)
+    branch.train()(rows)
+    inside = branch.first(rows) if layout == "code" else branch.second(branch.first(rows).relu())
+    torch.testing.assert_close(branch.norm.running_mean, momentum * inside.mean(0))
+
+
+def test_distances_are_euclidean() -> None:
+    torch.manual_seed(0)
+    model = TwoBranchConfig(hidden=50, width=4).build(Inputs(6, 7, 0)).eval()
+    visual = model.encode_visual(Padded.whole(torch.randn(3, 1, 6)))
+    text = model.encode_text(Padded.whole(torch.randn(5, 1, 7)))
+    torch.testing.assert_close(model.distance(visual, text), torch.cdist(visual, text))
+    assert model.distance(visual, visual).diagonal().isfinite().all(), "rounding may bring a square below 0"
+
+
 def scored_pairs(model: SimilarityNetwork, stream: Stream) -> tuple[Tensor, Tensor]:
     """Products of right and of wrong pairs, of which the objective asks the scores."""
     asked = list[Tensor]()
