@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.golden import golden
+from tests.models.test_two_branch import Sizes
 from tests.toy_root import one_thread as one_thread
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.batches.distributed import WholeBatchNorm
@@ -85,6 +86,15 @@ def test_any_number_of_classes_in_chunks_of_any_size(
     near(found, expected.detach())
     for one, other in zip(ours[: 2 + bias], theirs, strict=False):
         near(one.grad, other.grad if other.grad is not None else torch.zeros_like(other))
+
+
+def test_logits_of_all_classes_are_never_in_memory_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 3 rows and 50 classes: the largest tensors are the weights and their gradient."""
+    monkeypatch.setattr(instance, "CLASSES", 8)
+    rows, weights = random_rows(0, 3, 2).requires_grad_(), random_rows(1, 50, 2).requires_grad_()
+    with Sizes() as sizes:
+        instance_loss(rows, weights, torch.tensor([0, 7, 49])).sum().backward()  # type: ignore[no-untyped-call]
+    assert sizes.largest == 50 * 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
