@@ -59,6 +59,7 @@ class Features:
     ends: int = 0  # frames dropped at both ends in evaluation
     rule: FrameRule = "official"
     method: str = since("0.2", "")  # of sentences: their codebook's, such as hglmm; "" is any
+    network: str = since("0.2", "")  # of pictures: that of their features, such as resnet50; "" is any
 
     def __post_init__(self) -> None:
         one_or_more(frames=self.frames)
@@ -234,6 +235,10 @@ class Pixels:
     erase: float = 0.0  # the chance that a rectangle is erased
     evaluation: Literal["centre", "whole_and_flipped"] = "centre"
 
+    def __post_init__(self) -> None:
+        shares(erase=self.erase)
+        known_choices(self)
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -252,8 +257,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         one_or_more(epochs=self.epochs, validate_every=self.validate_every, patience=self.patience)
-        if self.captions not in ("each", "one"):
-            raise ValueError(f"no captions {self.captions!r}; there are: each, one")
+        known_choices(self)
         if not self.weights:
             raise ValueError("a phase needs a term to weigh")
         for name, weight in self.weights.items():

@@ -28,7 +28,7 @@ from pipelines.stages.proposals import ProposalsConfig
 from pipelines.stages.resnet import ResNetConfig
 from xmodal.batches.cluster_classes import CLUSTERS
 from xmodal.errors import UserError
-from xmodal.features.opening import describe_network
+from xmodal.features.opening import describe_network, network_setting
 from xmodal.metrics.reports import Report
 from xmodal.recipes import PHRASES, SENTENCES, Features, Recipe, Tokens, clusters_of
 from xmodal.records.views import has_split, splits
@@ -99,7 +99,7 @@ def _builds(recipe: Recipe, experiment: Experiment, root: str) -> dict[str, str]
     commands = {RECORDS: f"xmodal build {corpus}{at}"}
     for stage in [*stages_of(recipe), *texts_of(recipe)]:
         read = {*with_needs([stage])}
-        settings = _set(setting for setting in experiment.build if setting.partition(".")[0] in read)
+        settings = _set(_settings(read, recipe, experiment))
         if "regions" in read and "regions.detector=" not in settings:
             settings += WORDS_OF_REGIONS
         if stage in (SENTENCES, PHRASES):
@@ -111,6 +111,13 @@ def _builds(recipe: Recipe, experiment: Experiment, root: str) -> dict[str, str]
         detector = f"regions.detector={ProposalsConfig().detector}"
         commands[REGIONS_OF_PHRASES] = f"xmodal build {corpus}/regions{at}{_set([detector, 'regions.boxes=phrases'])}"
     return commands
+
+
+def _settings(read: set[str], recipe: Recipe, experiment: Experiment) -> Iterator[str]:
+    """Settings of the stages that one reads, and of itself: the recipe's network, and those of the experiment."""
+    if recipe.visual.network and recipe.visual.stage in read:
+        yield network_setting(recipe.visual.stage, recipe.visual.network)
+    yield from (setting for setting in experiment.build if setting.partition(".")[0] in read)
 
 
 def _set_codebook(recipe: Recipe) -> str:
@@ -238,20 +245,22 @@ def _lacking(recipe: Recipe, setup: Setup) -> dict[str, str]:
 def _open(stage: str, recipe: Recipe, setup: Setup, tables: Output) -> None:
     """Refuses what training would refuse of a stage."""
     if isinstance(recipe.text, Features) and stage == recipe.text.stage:
-        setup.texts_of(recipe.text, tables, setup.store(recipe.visual.stage, tables))
+        setup.texts_of(recipe.text, tables, setup.visual(recipe, tables))
     elif stage == CLUSTERS:
-        setup.clusters(recipe, tables, setup.store(recipe.visual.stage, tables))
+        setup.clusters(recipe, tables, setup.visual(recipe, tables))
     else:
-        store = setup.store(stage, tables)
+        store = setup.visual(recipe, tables) if stage == recipe.visual.stage else setup.store(stage, tables)
         if store.spec.ragged and any(phase.pixels for phase in recipe.phases):
             setup.pictures(store, tables)
 
 
 def _other_network(recipe: Recipe, experiment: Experiment, setup: Setup) -> str | None:
-    store = setup.store(recipe.visual.stage, setup.tables(recipe.view.corpus))
+    if recipe.visual.stage != "resnet" or recipe.visual.network:  # another one than a recipe names is refused
+        return None
+    store = setup.visual(recipe, setup.tables(recipe.view.corpus))
     settings = dict(setting.split("=", 1) for setting in experiment.build)
     wanted = settings.get("resnet.network", ResNetConfig().network)
-    if recipe.visual.stage != "resnet" or store.provenance.get("network") == wanted:
+    if store.provenance.get("network") == wanted:
         return None
     return f"{store.output.where} is by {describe_network(store)}, not by the {wanted} of {experiment.name}"
 

@@ -20,18 +20,20 @@ from xmodal.root.selection import (
 )
 
 
-def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
+def open_features(
+    root: str, stage: str, identity: str | None, records: Output, model: object = None, network: str = ""
+) -> FeatureStore:
     """Opens the one output of a stage that is current and belongs to the records; see `find_output`.
 
-    Refuses features of another media set, and of one position an item if `model`, a config, looks at several. Those of
-    media that have changed since are opened by their identity alone.
+    Refuses features of another media set, by another network if one is named, and of one position an item if `model`,
+    a config, looks at several. Those of media that have changed since are opened by their identity alone.
     """
     if stage in OF_CAPTIONS:
         raise UserError(
             f"{stage} has a row a caption, not one a picture or clip: name features of these (--set visual.stage=STAGE)"
         )
     of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
-    found = [] if identity else list(filter(fits, find(root, stage)))
+    found = [] if identity else [one for one in filter(fits, find(root, stage)) if is_by(one, network)]
     among = covering_all_items(found, records)
     if found and not among:
         raise UserError(
@@ -45,6 +47,12 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
             f"{store.output.where} has features of the media set {media_set_of(store.output)!r}, but {of} is of "
             f"{records.config['media_set']!r}: name other features, or build them ({build_command(root, of, stage)})"
         )
+    if not is_by(store.output, network):
+        found, command = store.provenance["network"], build_command(root, of, stage).strip("`")
+        raise UserError(
+            f"{store.output.where} has features by {found}, not by the recipe's {network}: build these "
+            f"(`{command} --set {network_setting(stage, network)}`), or take those (--set visual.network={found})"
+        )
     if model is not None and not store.spec.row_shape:
         raise UserError(f"{store.output.where} has no features to train from, but {store.output.stage}")
     is_one_position = not store.spec.ragged and math.prod(store.spec.row_shape[:-1]) == 1
@@ -54,6 +62,16 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
             "among several: name features of frames or of a grid (--set resnet.output=grid)"
         )
     return store
+
+
+def is_by(features: Output, network: str) -> bool:
+    """Is false if features name another network; "" is any, and imported features may name none."""
+    return not network or FeatureStore(features).provenance.get("network") in (None, network)
+
+
+def network_setting(stage: str, network: str) -> str:
+    """Says by which network a stage's features are to be built, as `--set` takes it."""
+    return f"{stage}.{'model' if stage == 'features' else 'network'}={network}"
 
 
 def covering_all_items(features: list[Output], records: Output) -> list[Output]:

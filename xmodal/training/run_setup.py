@@ -45,10 +45,14 @@ class Setup:
     def tables(self, corpus: str) -> Output:
         return find_output(self.root, "records", self.records, corpus=corpus)
 
-    def store(self, stage: str, tables: Output, model: object = None) -> FeatureStore:
+    def visual(self, recipe: Recipe, tables: Output) -> FeatureStore:
+        """Opens the features of the visual side, which must fit the model and be by the network that is named."""
+        return self.store(recipe.visual.stage, tables, recipe.model, recipe.visual.network)
+
+    def store(self, stage: str, tables: Output, model: object = None, network: str = "") -> FeatureStore:
         """Opens features that belong to the records and fit a model's config; warns if their media have changed."""
         identity = self.pixels if stage == "pixels" else self.features
-        store = open_features(self.root, stage, identity, tables, model)
+        store = open_features(self.root, stage, identity, tables, model, network)
         if change := changed_media(store.output, str(tables.config["corpus"])):
             self.progress.say(f"warning: {change}")
         return store
@@ -106,7 +110,7 @@ class Setup:
     def phrases(self, recipe: Recipe, view: View, tables: Output, *, annotated: bool = False) -> PhraseFeatures:
         """Opens the phrases of a view with their proposals, to learn from also with features of annotated boxes."""
         assert isinstance(recipe.text, Features)
-        proposals = RegionStore(self.store(recipe.visual.stage, tables, recipe.model).output)
+        proposals = RegionStore(self.visual(recipe, tables).output)
         texts = self.texts_of(recipe.text, tables, proposals.store)
         boxes = self.annotated_boxes(proposals.store, tables) if annotated else None
         return PhraseFeatures.of(annotated_phrases(tables, view), texts, proposals, boxes)

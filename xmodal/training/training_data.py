@@ -29,6 +29,7 @@ from xmodal.progress import Progress
 from xmodal.recipes import Features, OnePerClass, Phase, Phrases, Recipe, Tokens, clusters_of, learns_classes
 from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
+from xmodal.text.vocabularies import Vocabulary
 from xmodal.training import run_folder
 from xmodal.training.picture_crops import picture_reader
 from xmodal.training.run_folder import Run
@@ -81,26 +82,14 @@ def open_data(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, TrainingData
 def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "CaptionData"]:
     tables = setup.tables(recipe.view.corpus)
     recipe = setup.with_named_texts(recipe, tables)
-    store = setup.store(recipe.visual.stage, tables, recipe.model)
+    store = setup.visual(recipe, tables)
     pictures = setup.pictures(store, tables) if any(phase.pixels for phase in recipe.phases) else None
-    views = (recipe.view, recipe.validation, *([recipe.unannotated] if recipe.unannotated else []))
-    learned, chosen_on, *others = captions_of_views(tables, views)
-    others = [some for some in others if some.items]  # none where every item is annotated
-    if isinstance(recipe.text, Features):
-        tokens, vocabulary, dense = None, NO_WORDS, setup.texts_of(recipe.text, tables, store)
-        texts: list[Texts | FeatureStore] = [dense]
-    else:
-        tokens, known, dense = recipe.text, run_folder.read_vocabulary(run), None
-        vocabulary, encoded = vocabulary_and_texts(tables, recipe.view, [learned, *others], tokens, known)
-        texts = [*encoded]
-    train = Examples.among(learned, recipe.view, store, texts[0])
-    validation = Examples.among(chosen_on, recipe.validation, store, vocabulary if dense is None else dense)
-    unannotated = Examples.among(others[0], views[-1], store, texts[1]) if others else None
-    del learned, chosen_on, others
+    dense = setup.texts_of(recipe.text, tables, store) if isinstance(recipe.text, Features) else None
+    vocabulary, train, validation, unannotated = _read_captions(recipe, tables, store, dense, run)
     pa.default_memory_pool().release_unused()  # the captions' columns, which Arrow would keep
     refuse_common(recipe.view, train.ids, recipe, validation.ids)
-    if unannotated:
-        refuse_common(views[-1], unannotated.ids, recipe, validation.ids)
+    if unannotated and recipe.unannotated:
+        refuse_common(recipe.unannotated, unannotated.ids, recipe, validation.ids)
         _refuse_annotated(recipe, train.ids, unannotated.ids)
     clusters = setup.clusters(recipe, tables, store) if clusters_of(recipe.model) else None
     labels = _classes(recipe, tables, clusters, train.ids)
@@ -118,6 +107,7 @@ def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "Captio
         text_width=0 if dense is None else math.prod(dense.spec.row_shape),
         clusters=clusters.identity if clusters else "",
     )
+    tokens = recipe.text if isinstance(recipe.text, Tokens) else None
     read = Reader(train, store, recipe.visual, tokens, labels)
     chosen = Reader(validation, store, recipe.visual, tokens)
     other = Reader(unannotated, store, recipe.visual, tokens) if unannotated else None
@@ -126,6 +116,24 @@ def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "Captio
         data.streams(phase)
         data.pictured(chosen, phase)
     return started, data
+
+
+def _read_captions(
+    recipe: Recipe, tables: Output, store: FeatureStore, dense: FeatureStore | None, run: str
+) -> tuple[Vocabulary, Examples, Examples, Examples | None]:
+    """The examples to train on, to choose on, and without captions, as words or as vectors, if `dense` has these."""
+    views = (recipe.view, recipe.validation, *([recipe.unannotated] if recipe.unannotated else []))
+    learned, chosen_on, *others = captions_of_views(tables, views)
+    others = [some for some in others if some.items]  # none where every item is annotated
+    vocabulary, texts = NO_WORDS, list[Texts | FeatureStore]([] if dense is None else [dense])
+    if isinstance(recipe.text, Tokens):
+        known = run_folder.read_vocabulary(run)
+        vocabulary, encoded = vocabulary_and_texts(tables, recipe.view, [learned, *others], recipe.text, known)
+        texts = [*encoded]
+    train = Examples.among(learned, recipe.view, store, texts[0])
+    validation = Examples.among(chosen_on, recipe.validation, store, vocabulary if dense is None else dense)
+    unannotated = Examples.among(others[0], views[-1], store, texts[1]) if others else None
+    return vocabulary, train, validation, unannotated
 
 
 def _refuse_annotated(recipe: Recipe, train: Sequence[str], unannotated: Sequence[str]) -> None:
