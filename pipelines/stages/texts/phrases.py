@@ -18,7 +18,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class PhrasesConfig(SentencesConfig):
-    pass
+    """Has the settings of captions; its name is in the identity of every output."""
 
 
 STAGE = StageKind(
