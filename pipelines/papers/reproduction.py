@@ -214,7 +214,7 @@ def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator
 
 
 def _lacking(recipe: Recipe, setup: Setup) -> dict[str, str]:
-    """What keeps a recipe from reading its outputs, by their stage."""
+    """Says, by stage, why a recipe cannot read its outputs."""
     try:
         tables = setup.tables(recipe.view.corpus)
     except UserError as trouble:

@@ -129,7 +129,7 @@ def saved(folder: Path, scores: object) -> Path:
 
 def asked(folder: Path, root: str, file: str, scores: Callable[[Named, Box], float], boxes: object) -> PhraseReport:
     assert isinstance(boxes, Mapping)
-    rows = np.zeros((len(to_find()), PROPOSED + 2))
+    rows = np.zeros((len(to_find()), PROPOSED))
     for row, phrase in zip(rows, to_find(), strict=True):
         some = boxes.get(phrase.picture, ())
         row[: len(some)] = [scores(phrase, one) for one in some]
