@@ -27,7 +27,6 @@ from xmodal.recipes import View
 from xmodal.records.views import captions_by_item, splits
 from xmodal.root.outputs import Output, find
 from xmodal.root.selection import changed_media, find_output, may_share_media, media_set_of
-from xmodal.root.storage import open_storage
 
 
 @dataclass(frozen=True)
@@ -87,13 +86,11 @@ def export_features(
     is_of_regions = regions_file(0) in store.output.files and store.spec.name == store.names[0]
     regions = RegionStore(store.output) if is_of_regions else None
     wanted: Sequence[str] = read_ids(ids) if ids else store.ids
-    root, _, stage = store.output.storage.url.rpartition("/")
-    features_here = Output(open_storage(root or "/"), f"{stage}/{store.output.folder}")
-    if change := changed_media(features_here, corpus or _corpus_of(features_here)):
+    if change := changed_media(store.output, corpus or _corpus_of(store.output)):
         show.say(f"warning: {change}")
     if split:
         named: dict[str, Any] = {"corpus": corpus} if corpus else {}
-        records = find_output(root, "records", fits=partial(may_share_media, features_here), **named)
+        records = find_output(store.output.storage.url, "records", fits=partial(may_share_media, store.output), **named)
         there = splits(records)
         if split not in there:
             raise UserError(f"there is no split {split!r}; there are: {', '.join(sorted(there))}")

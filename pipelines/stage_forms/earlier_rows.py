@@ -27,7 +27,7 @@ from xmodal.features.zarr_arrays import ShardReader
 from xmodal.media.frame_times import PASSING
 from xmodal.records.tables import open_table
 from xmodal.root.files import copy_and_hash
-from xmodal.root.outputs import CURE, Output, Unit
+from xmodal.root.outputs import Output, Unit
 from xmodal.root.storage import LocalStorage
 
 SOURCE = "sha256"  # the column that says what a row was made of
@@ -128,10 +128,10 @@ def _open(output: Output, unit: Unit, schema: pa.Schema, spec: FeatureSpec | Non
     if spec.ragged:
         extents = np.frombuffer(output.read(store.extents_file(spec, shard)), "<i8").reshape(-1, 2)
         extents = extents - (shard * spec.shard_rows, 0)
-    store.check_extents(extents, output.files[name] // spec.row_bytes, f"{output.where}/{name}")
+    store.check_extents(extents, output.files[name] // spec.row_bytes, f"{output.where}/{name}", output.cure)
     with ExitStack() as closing:
         shard_file = closing.enter_context(_open_local(output, name))
-        reader = ShardReader(shard_file, spec, shard, unit.key or "", f"{output.where}/{name}")
+        reader = ShardReader(shard_file, spec, shard, unit.key or "", f"{output.where}/{name}", output.cure)
         closing.pop_all()
 
     def values(place: int) -> NDArray[Any]:
@@ -159,5 +159,5 @@ def _open_local(output: Output, name: str) -> BinaryIO:
         is_same = copy_and_hash(file, copy) == output.checksums[name]
     if not is_same:
         copy.close()
-        raise UserError(f"{output.where}/{name} is not what was committed: {CURE}")
+        raise UserError(f"{output.where}/{name} is not what was committed: {output.cure}")
     return copy
