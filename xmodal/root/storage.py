@@ -152,6 +152,10 @@ class LocalStorage:
         if not are_few:
             self._sync_disk()
 
+    def links(self, file: str) -> bool:
+        """Whether `keep` can link a file of this machine, which then takes no room."""
+        return os.stat(file).st_dev == os.stat(self._folder_there()).st_dev
+
     def link(self, source: str, second: str) -> None:
         """Puts the same bytes under a second key, unless that exists already."""
         self._link(self.path(source), second)
@@ -164,10 +168,14 @@ class LocalStorage:
         shutil.rmtree(self.path(key), ignore_errors=True)
 
     def free_bytes(self) -> int | None:
+        return shutil.disk_usage(self._folder_there()).free
+
+    def _folder_there(self) -> Path:
+        """The root, or the folder that it will be made in."""
         folder = Path(self.url)
         while not folder.exists():
             folder = folder.parent
-        return shutil.disk_usage(folder).free
+        return folder
 
     @contextmanager
     def _temporary(self) -> Iterator[BinaryIO]:
@@ -312,6 +320,9 @@ class RemoteStorage:
         for key, file in files.items():
             if self.size(key) is None:
                 self._files.put_file(file, self.path(key))
+
+    def links(self, file: str) -> bool:
+        return False
 
     def link(self, source: str, second: str) -> None:
         if self.size(second) is None:
