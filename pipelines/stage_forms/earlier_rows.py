@@ -9,7 +9,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from threading import Lock, local
 from typing import Any, BinaryIO
@@ -101,9 +101,9 @@ class EarlierRows:
 
 
 def earlier_names(stage: Stage[Any, Any], storage: Storage) -> tuple[set[str], set[str]]:
-    """The names and the sources of all rows that a stage would take over, whatever its inputs are."""
+    """The names and the sources of all rows that other outputs have for a stage."""
     names, sources = set[str](), set[str]()
-    for output in lenders(replace(stage, inputs=()), storage):
+    for output in lenders(stage, storage):
         for unit in output.units():
             with suppress(*NOT_LENT):
                 for _, name, source in _sources(_table(output, unit), unit):

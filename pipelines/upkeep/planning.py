@@ -64,8 +64,9 @@ def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
     files, (left, waiting), at_hand = work.files.of(part), _left(work, part), dict[str, _FileAtHand]()
     at_hand |= _at_hand(work, part, left)
     others, raw = [source for source in left if source.path not in at_hand], work.files.raw_folder(part)
-    links = [source for source in others if raw and raw.find(source)]  # out of the folder
-    requests = [source for source in others if source.url and source not in links]
+    links = {source.path for source in others if raw and raw.find(source)}  # out of the folder
+    others = [source for source in others if source.path not in links]
+    requests = [source for source in others if source.url]
     known = sum(source.bytes or 0 for source in requests)
     unknown = sum(source.bytes is None for source in requests)
     sizes = {state.path: state.size for state in files.ledger.states() if not state.failed}
@@ -80,8 +81,8 @@ def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
         "at_hand_bytes": sum(found.size for found in at_hand.values()),
         "writes": sum(found.size for found in at_hand.values() if found.is_copied),
         "requests": len(requests),
-        "by_hand": [source.path for source in others if not source.url and source not in links],
-        "links": [source.path for source in links],
+        "by_hand": [source.path for source in others if not source.url],
+        "links": sorted(links),
         "failed_before": waiting,
         "bytes": known,
         "unknown_sizes": unknown,
@@ -116,10 +117,8 @@ def _at_hand(work: CorpusBuild, part: Part, left: Sequence[Source]) -> Iterator[
         if (source.url or "").startswith("data:"):
             yield source.path, _FileAtHand(source.bytes or 0)
         elif raw and (file := raw.find(source)) and raw.takes(source, file):
-            yield (
-                source.path,
-                _FileAtHand(os.path.getsize(file), source.path in raw.elsewhere or not storage.links(file)),
-            )
+            is_copied = source.path in raw.elsewhere or not storage.links(file)
+            yield source.path, _FileAtHand(os.path.getsize(file), is_copied)
 
 
 def _between(corpus: Corpus, part: Part, files: int, known: list[int]) -> list[int]:
@@ -162,7 +161,7 @@ def _rows(work: CorpusBuild, name: str) -> dict[str, int]:
 
 
 def _checksums(work: CorpusBuild) -> dict[str, str]:
-    """Those of media that are here as a build will take them, by their paths."""
+    """Checksums, by their paths, of media that are here as a build will take them."""
     there = (state for state in work.files.of("media").ledger.states() if not state.failed)
     return {state.path: state.sha256 for state in there if state.path not in work.changed_media}
 

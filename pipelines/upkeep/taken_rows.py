@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from pipelines import stages
@@ -17,8 +18,6 @@ from xmodal.root.sealed_sets import records_now, sealed_now
 from xmodal.userdata.embedded_pictures import FOLDER
 
 PREFIX = 40  # digits of a checksum, as names of embedded pictures have them
-
-
 Checksums = Callable[[], Mapping[str, str]]  # of media that are known, by their paths
 
 
@@ -54,7 +53,9 @@ def _with_rows(work: CorpusBuild, name: str, items: tuple[Item, ...], digests: M
 
 
 def _stage_like(work: CorpusBuild, kind: StageKind, items: tuple[Item, ...]) -> Stage[Any, Any] | None:
-    """The stage with today's settings over whichever inputs there are: only these and lists differ."""
+    """The stage, or while its inputs are not finished one of none: what a row is made of tells."""
+    if stage := work.stage(kind.name):
+        return stage
     storage, found = work.options.storage, dict[str, Output | None]()
     for need in kind.needs:
         if need == "media":
@@ -67,5 +68,6 @@ def _stage_like(work: CorpusBuild, kind: StageKind, items: tuple[Item, ...]) -> 
     files = GivenFiles({file: path for file, path in work.options.files.items() if file in kind.files})
     of_kind = items if kind.of not in ITEM_KINDS else tuple(item for item in items if item.kind == kind.of)
     with suppress(UserError, LookupError):  # the build will say it
-        return kind.make(work.config(kind), Needs(outputs, files, lambda: of_kind, work.corpus))
+        made = kind.make(work.config(kind), Needs(outputs, files, lambda: of_kind, work.corpus))
+        return replace(made, inputs=())  # no output is its own: all lend
     return None

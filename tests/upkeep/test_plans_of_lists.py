@@ -218,3 +218,16 @@ def test_a_copy_takes_room_where_a_link_cannot_be(xmodal: Xmodal, mine: List, tm
     media = planned(xmodal, mine.place, "--root", "/dev/shm/no-such-root")["media"]
     assert media["writes"] == media["at_hand_bytes"] > 0
     assert not os.path.exists("/dev/shm/no-such-root")
+
+
+def test_rows_of_an_unfinished_output_are_done_and_not_taken_over(xmodal: Xmodal, mine: List, root: Path) -> None:
+    for number in range(6, 20):
+        mine.add(f"p{number}.png", number)
+    mine.write()
+    sets = (*SMALL, "--set", "pixels.rows_per_shard=16")
+    made = xmodal.done("build", f"{mine.place}/pixels", "--root", root, *sets)["outputs"][-1]
+    Path(made["path"], "pixels/c/0/0/0/0").write_bytes(b"damaged")
+    assert xmodal("verify", "--root", root, "--forget").code == 1
+    rows = planned(xmodal, "mine/pixels", "--root", root, *sets)["pixels"]
+    assert [rows[what] for what in ("units", "done", "items")] == [3, 2, 20]
+    assert "taken" not in rows

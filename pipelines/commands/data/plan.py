@@ -1,7 +1,10 @@
 """Shows what a build would do, before anything runs: requests, bytes, disk, time.
 
+A list of your own is read, so that a plan knows its items and the sizes of files beside it; nothing is written.
+
 examples:
   xmodal plan coco --root data
+  xmodal plan mylist.csv/resnet --root data
   xmodal plan coco/resnet --root data --set resnet.output=pooled --json
 """
 
