@@ -17,9 +17,9 @@ def few(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
 
 
-def with_root(text: str, root: str) -> str:
-    """Names the root in the commands that a message advises: the library does not know how it was named."""
-    return text.replace("--root ROOT", f"--root {shlex.quote(root)}")
+def forget_command(root: str) -> str:
+    """The command that removes what is damaged under a root, as a message advises it."""
+    return f"`xmodal verify --forget --root {shlex.quote(root)}`"
 
 
 @contextmanager

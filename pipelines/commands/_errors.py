@@ -2,12 +2,11 @@
 
 import errno
 import os
-import shlex
 import tempfile
 from contextlib import suppress
 
 from pipelines.upkeep.machine import how_to_install
-from xmodal.errors import UserError, with_root
+from xmodal.errors import UserError, forget_command
 
 DISK = {
     errno.EDQUOT: "your disk quota is used up: free some space",
@@ -24,7 +23,7 @@ FEW_INODES = 16  # a failed write may have given some back
 def explain(error: Exception, root: str) -> str | None:
     """Says what a person can do about an error; None for one of xmodal itself."""
     if isinstance(error, UserError):
-        said = with_root(str(error), root) if root else str(error)
+        said = str(error)
         cure = _explain_missing(error.__cause__)
         return f"{said}; {cure}" if cure and "pip install" not in said else said
     if isinstance(error, OSError):
@@ -41,7 +40,7 @@ def _explain_missing(error: BaseException | None) -> str | None:
 def _explain_disk(error: OSError, root: str) -> str:
     where = f" ({error.filename})" if error.filename else ""
     folder, file = _absolute(root), _absolute(error.filename or "")
-    verify = f"`xmodal verify --forget --root {shlex.quote(root)}`"
+    verify = forget_command(root)
     if "temporary directory" in str(error):  # as `tempfile` says it
         return "no folder takes temporary files: free some space, or have TMPDIR name one that you can write to"
     if "bucket does not exist" in str(error):

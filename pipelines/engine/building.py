@@ -216,7 +216,7 @@ class _Build:
         return line is not None and (not self.stage.reuse or self.unit(line).key == self.stage.work_key(work))
 
     def unit(self, line: bytes) -> Unit:
-        return Unit.from_line(line, self.output.where)
+        return Unit.from_line(line, self.output.where, self.output.cure)
 
     def describe(self) -> None:
         about = self.stage.about()

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from pipelines.engine.journal import Journal
 from xmodal.errors import UserError
-from xmodal.root.outputs import FILE_NAME, OURS, UNIT_NAME, Output, Unit
+from xmodal.root.outputs import FILE_NAME, OURS, UNIT_NAME, Output, Unit, cure_under
 from xmodal.root.storage import Storage
 
 TAB = b"\t"
@@ -102,7 +102,7 @@ class Commits:
         """Finds a loose record, and publishes its files in place of a writer that died."""
         lines, attempt = self._read_loose(name)
         if attempt:
-            self._publish(Unit.from_line(lines, self.where).files, attempt)
+            self._publish(Unit.from_line(lines, self.where, cure_under(self._storage.url)).files, attempt)
         return Record(name, lines) if lines else None
 
     def _read_loose(self, name: str) -> tuple[bytes, str]:
@@ -207,7 +207,7 @@ class Commits:
         self._storage.delete_folder(self._tainted)
 
     def units(self, loose: bool = False) -> Iterator[Unit]:
-        return (Unit.from_line(line, self.where) for line in self.lines(loose))
+        return (Unit.from_line(line, self.where, cure_under(self._storage.url)) for line in self.lines(loose))
 
     def untainted(self) -> Iterator[Unit]:
         """All units so far; none where some may have read damaged bytes."""

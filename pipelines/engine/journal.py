@@ -12,14 +12,13 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, suppress
 from typing import BinaryIO, cast
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, forget_command
 from xmodal.root.files import copy_and_hash
 from xmodal.root.storage import Storage
 
 MANY_SEGMENTS = 64  # more are merged
 IN_MEMORY_BYTES = 2**21
 _ATTEMPTS = 5
-CURE = "`xmodal verify --forget --root ROOT` removes it, then run again"
 
 
 class Journal:
@@ -79,7 +78,8 @@ class Journal:
         with self._storage.open(f"{self._folder}/{name}") as file:
             digest = copy_and_hash(file, copy)
         if _name_of(digest) != name:
-            raise UserError(f"{self._storage.url}/{self._folder}/{name} is corrupt: {CURE}")
+            cure = f"{forget_command(self._storage.url)} removes it, then run again"
+            raise UserError(f"{self._storage.url}/{self._folder}/{name} is corrupt: {cure}")
         copy.seek(0)
         return cast(BinaryIO, copy)
 

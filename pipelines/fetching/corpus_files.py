@@ -20,7 +20,7 @@ from pipelines.fetching.list_changes import ADDED, EDITED, TOUCHED, FileChange, 
 from pipelines.fetching.sealing import FileSet
 from xmodal.corpora import Part, Source
 from xmodal.errors import UserError
-from xmodal.raw.raw_files import raw_of
+from xmodal.raw.raw_files import Raw, raw_of
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 from xmodal.root.sealed_sets import blob_key
@@ -35,19 +35,30 @@ class CorpusFiles:
         self._options, self._found, self._corpus = options, found, found.corpus
         self._raw, self._is_compared = options.raw or found.media_folder, False
         self._sets: dict[Part, FileSet] = {}
+        self._foreseen: Raw | None = None
 
     def of(self, part: Part) -> FileSet:
         """Leaves out media that annotations list which are not sealed yet."""
         if part not in self._sets:
             corpus, listed = self._corpus, tuple[Source, ...]()
-            if part == "media" and corpus.media and (annotations := self.of("annotations").sealed):
-                listed = tuple(corpus.media(raw_of(annotations)))
+            if part == "media" and corpus.media and (annotations := self._annotations()):
+                listed = tuple(corpus.media(annotations))
             required = tuple(source for source in corpus.sources if source.part == part)
             name = corpus.name if part == "annotations" else corpus.media_set
             files = FileSet(self._options.storage, part, name, required, listed)
             is_known = not any(source.members for source in required) or files.sealed
             self._sets[part] = files if is_known else self._with_unpacked(files)
         return self._sets[part]
+
+    def _annotations(self) -> Raw | None:
+        sealed = self.of("annotations").sealed
+        return raw_of(sealed) if sealed else self._foreseen
+
+    def foresee(self) -> Raw | None:
+        """Reads a user's lists where they lie, if they are not sealed yet: `of` then knows their media, for plans."""
+        self._foreseen = Raw.of_files(self._found.lists) if self._found.lists else None
+        self._sets.pop("media", None)
+        return self._annotations()
 
     def build(self, part: Part) -> Output:
         """Returns the sealed set; annotations, which list the media, come before these."""
@@ -82,14 +93,19 @@ class CorpusFiles:
             required += members if is_whole else [source]
         return replace(files, required=tuple(required)) if required != [*files.required] else files
 
-    def _take_changed_media(self) -> None:
-        """Has media fetched again that have changed beside the list."""
+    def changed_media(self) -> list[FileChange]:
+        """Says and gives what has changed beside a user's list since it was taken."""
         files, raw = self.of("media"), self.raw_folder("media")
-        if self._is_compared or not raw:
-            return
-        self._is_compared, changes = True, file_changes(files.listed, files.ledger, raw)
+        changes = file_changes(files.listed, files.ledger, raw) if raw else []
         if said := describe_files(changes):
             self._options.progress.say(f"{self._corpus.name}: {said}")
+        return changes
+
+    def _take_changed_media(self) -> None:
+        """Has media fetched again that have changed beside the list."""
+        if self._is_compared:
+            return
+        files, self._is_compared, changes = self.of("media"), True, self.changed_media()
         files.ledger.add([one.attempt for one in changes if one.how == TOUCHED])
         if again := [one for one in changes if one.how in (ADDED, EDITED)]:
             edited = [one for one in again if one.how == EDITED]

@@ -23,7 +23,7 @@ from pipelines.fetching.list_changes import GONE, checksum_of, describe_files, d
 from pipelines.fetching.user_lists import LISTS, ListedFiles, describe, find_lists
 from xmodal import corpora
 from xmodal.corpora import SAMPLE, Corpus, Source, sample_of
-from xmodal.errors import UserError, with_root
+from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw, raw_of
 from xmodal.raw.readers import ending, has_column
 from xmodal.records.tables import read_columns
@@ -247,7 +247,7 @@ def changes(storage: Storage, names: Collection[str] = ()) -> tuple[dict[str, li
                 if said:
                     (taken if is_taken else kept)[name].append(said)
         except (UserError, OSError) as trouble:  # one that cannot be read does not hide the others
-            kept[name].append(with_root(str(trouble), storage.url))
+            kept[name].append(str(trouble))
     return dict(taken), dict(kept)
 
 

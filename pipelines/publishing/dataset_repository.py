@@ -26,14 +26,14 @@ from pipelines import stages
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS
 from pipelines.publishing.dataset_card import fill_card, read_card
-from pipelines.publishing.hub_tables import CURE, ROWS, DatasetConfig, read_ids, write_captions, write_index
+from pipelines.publishing.hub_tables import ROWS, DatasetConfig, read_ids, write_captions, write_index
 from pipelines.publishing.publication import Publication, lock_name, made_from, may, may_column, withheld
 from pipelines.stages.records import VERSION
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
 from xmodal.root.files import copy_and_hash
 from xmodal.root.identity import canonical_json
-from xmodal.root.outputs import Output, directories
+from xmodal.root.outputs import Output, cure_under, directories
 from xmodal.root.sealed_sets import LOCK, blob_key, read_lock, records_now, sealed_now
 from xmodal.root.selection import build_command, media_set_of
 from xmodal.root.storage import LocalStorage, Storage
@@ -62,7 +62,7 @@ def publish(
     _refuse_foreign_files(out)
     publication = _publication(corpus, storage, features, progress)
     with _put_in_place(out) as target:
-        _copy_all(list(_copies(publication)), target, out, progress)
+        _copy_all(list(_copies(publication)), storage, target, out, progress)
         configs = list[DatasetConfig]()
         if may(corpus, "annotations", "ids"):
             configs += write_captions(publication.records, target, partial(may_column, corpus))
@@ -212,13 +212,13 @@ def _copies(publication: Publication) -> Iterator[Copy]:
                 yield Copy(f"media/{locked.path}", blob, locked.size, locked.sha256)
 
 
-def _copy_all(copies: list[Copy], target: LocalStorage, out: Path, progress: ProgressLine) -> None:
+def _copy_all(copies: list[Copy], source: Storage, target: LocalStorage, out: Path, progress: ProgressLine) -> None:
     needed, free = sum(copy.size for copy in copies), target.free_bytes()
     if free is not None and free < needed:
         raise UserError(f"{out} needs {needed:,} bytes and its disk has {free:,} free: make room, or take another disk")
     with progress.over(f"copying to {out}", len(copies), unit="files") as tick:
         for copy in copies:
-            with copy.open() as source, target.writer(copy.key) as file:
-                if copy_and_hash(source, file) != copy.sha256:
-                    raise UserError(f"{copy.key} is not what was committed: {CURE}")
+            with copy.open() as read, target.writer(copy.key) as file:
+                if copy_and_hash(read, file) != copy.sha256:
+                    raise UserError(f"{copy.key} is not what was committed: {cure_under(source.url)}")
             tick(1)

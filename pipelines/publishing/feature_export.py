@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,8 +27,7 @@ from xmodal.features.store import FeatureStore
 from xmodal.recipes import View
 from xmodal.records.views import captions_by_item, splits
 from xmodal.root.outputs import Output, find
-from xmodal.root.selection import changed_media, find_output, may_share_media, media_set_of
-from xmodal.root.storage import open_storage
+from xmodal.root.selection import build_command, changed_media, find_output, may_share_media, media_set_of
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,11 @@ def export_features(
     is_of_regions = regions_file(0) in store.output.files and store.spec.name == store.names[0]
     regions = RegionStore(store.output) if is_of_regions else None
     wanted: Sequence[str] = read_ids(ids) if ids else store.ids
-    root, _, stage = store.output.storage.url.rpartition("/")
-    features_here = Output(open_storage(root or "/"), f"{stage}/{store.output.folder}")
-    if change := changed_media(features_here, corpus or _corpus_of(features_here)):
+    if change := changed_media(store.output, corpus or _corpus_of(store.output)):
         show.say(f"warning: {change}")
     if split:
         named: dict[str, Any] = {"corpus": corpus} if corpus else {}
-        records = find_output(root, "records", fits=partial(may_share_media, features_here), **named)
+        records = find_output(store.output.storage.url, "records", fits=partial(may_share_media, store.output), **named)
         there = splits(records)
         if split not in there:
             raise UserError(f"there is no split {split!r}; there are: {', '.join(sorted(there))}")
@@ -194,9 +192,13 @@ def _refuse_to_export(
     if not ids:
         raise UserError(f"{store.output.where} has none of these items: there is nothing to export")
     if clips_file(0) in store.output.files:
+        corpus, root = _corpus_of(store.output), store.output.storage.url
+        look = (
+            f"`xmodal look {corpus} --frames {shlex.quote(f'{corpus}-frames')} --root {shlex.quote(root)}` draws them"
+        )
+        ways = f"{look}, xmodal.features.frame_store.FrameStore reads them, {build_command(root, corpus, 'clips')}"
         raise UserError(
-            f"{store.output.where} holds the JPEGs of clips, which are no features: `xmodal look CORPUS --frames DIR` "
-            "draws them, xmodal.features.frame_store.FrameStore reads them, `xmodal build CORPUS/clips` makes features"
+            f"{store.output.where} holds the JPEGs of clips, which are no features: {ways} makes features of them"
         )
     refuse_twice(ids, out)
     if store.spec.ragged and out.suffix == ".npy" and not with_boxes:

@@ -26,7 +26,6 @@ PARQUET: Mapping[str, Any] = {"compression": "zstd", "store_schema": False, "wri
 LABELS = {"category": "categories", "class": "classes", "identity": "identities", "attribute": "attributes"}
 DTYPES = {"double": "float64", "float": "float32", "halffloat": "float16"}  # where datasets has another name than Arrow
 ROWS = "rows.parquet"  # of a feature store: the id of each of its rows
-CURE = "`xmodal verify --forget --root ROOT`, then build again"
 
 
 @dataclass(frozen=True)
@@ -97,28 +96,28 @@ def _items(records: Output) -> pa.Table:
     """One row an item, with its captions and a column for each kind of label."""
     items, labels = _table(records, "items"), _table(records, "labels")
     columns = dict(zip(items.column_names, items.columns, strict=True))
-    columns |= _captions(items["id"], _table(records, "captions"))
+    columns |= _captions(items["id"], _table(records, "captions"), records.cure)
     for kind, column in LABELS.items():
         if (rows := labels.filter(pc.equal(labels["kind"], kind))).num_rows:
-            columns[column] = _lists(items["id"], rows, "name")
+            columns[column] = _lists(items["id"], rows, "name", records.cure)
     return pa.table(columns)
 
 
-def _captions(ids: Any, captions: pa.Table) -> dict[str, Any]:
+def _captions(ids: Any, captions: pa.Table, cure: str) -> dict[str, Any]:
     """People's captions by position; another source's name stands before its columns."""
     columns = {}
     for source in ["human", *sorted({*captions["source"].unique().to_pylist()} - {"human"})]:
         rows = captions.filter(pc.equal(captions["source"], source)).sort_by("position")
         prefix = "" if source == "human" else f"{source}_"
-        columns[f"{prefix}captions"] = _lists(ids, rows, "text")
-        columns[f"{prefix}caption_ids"] = _lists(ids, rows, "id")
+        columns[f"{prefix}captions"] = _lists(ids, rows, "text", cure)
+        columns[f"{prefix}caption_ids"] = _lists(ids, rows, "id", cure)
     return columns
 
 
-def _lists(ids: Any, rows: pa.Table, column: str) -> Any:
+def _lists(ids: Any, rows: pa.Table, column: str, cure: str) -> Any:
     owner = pc.index_in(rows["item"], value_set=ids)
     if owner.null_count:
-        raise UserError(f"the records name an item that does not exist: {CURE}")
+        raise UserError(f"the records name an item that does not exist: {cure}")
     owners = owner.to_numpy()
     offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(ids)))])
     values = rows[column].take(np.argsort(owners, kind="stable"))
@@ -131,7 +130,7 @@ def _splits(records: Output, ids: Any) -> Iterator[tuple[str, Any]]:
     for name in sorted(splits["name"].unique().to_pylist()):
         members = pc.is_in(ids, value_set=splits.filter(pc.equal(splits["name"], name))["item"])
         if pc.sum(members).as_py() != counts[f"items:{name}"]:
-            raise UserError(f"{records.where}: {name} has no longer {counts[f'items:{name}']:,} items: {CURE}")
+            raise UserError(f"{records.where}: {name} has no longer {counts[f'items:{name}']:,} items: {records.cure}")
         yield name, members
     unassigned = pc.invert(pc.is_in(ids, value_set=splits["item"]))
     if pc.any(unassigned).as_py():

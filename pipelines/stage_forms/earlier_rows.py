@@ -27,8 +27,8 @@ from xmodal.features.zarr_arrays import ShardReader
 from xmodal.media.frame_times import PASSING
 from xmodal.records.tables import open_table
 from xmodal.root.files import copy_and_hash
-from xmodal.root.outputs import CURE, Output, Unit
-from xmodal.root.storage import LocalStorage
+from xmodal.root.outputs import Output, Unit
+from xmodal.root.storage import LocalStorage, Storage
 
 SOURCE = "sha256"  # the column that says what a row was made of
 SOURCES = pa.schema({"id": pa.string(), SOURCE: pa.string()})
@@ -94,14 +94,22 @@ class EarlierRows:
         return sources, places[first]
 
     def _places(self) -> Iterator[tuple[bytes, int, int]]:
-        """All rows but those that another try may mend."""
         for number, (output, unit) in enumerate(self._units):
-            again = {row for row, kind, _ in unit.failures if kind in PASSING}
             with suppress(*NOT_LENT):
-                table = _table(output, unit, self._schema).select([self._schema.names[0], SOURCE])
-                for place, (name, source) in enumerate(zip(*table.to_pydict().values(), strict=True)):
-                    if source and name not in again:
-                        yield source.encode(), number, place
+                for place, _, source in _sources(_table(output, unit, self._schema), unit):
+                    yield source.encode(), number, place
+
+
+def earlier_names(stage: Stage[Any, Any], storage: Storage) -> tuple[set[str], set[str]]:
+    """The names and the sources of all rows that other outputs have for a stage."""
+    names, sources = set[str](), set[str]()
+    for output in lenders(stage, storage):
+        for unit in output.units():
+            with suppress(*NOT_LENT):
+                for _, name, source in _sources(_table(output, unit), unit):
+                    names.add(name)
+                    sources.add(source)
+    return names, sources
 
 
 class _Opened(local):
@@ -111,10 +119,20 @@ class _Opened(local):
         self.open = lru_cache(maxsize=4)(open)
 
 
-def _table(output: Output, unit: Unit, schema: pa.Schema) -> pa.Table:
+def _sources(table: pa.Table, unit: Unit) -> Iterator[tuple[int, str, str]]:
+    """Places, names and sources of all rows of a unit but those that another try may mend."""
+    again = {row for row, kind, _ in unit.failures if kind in PASSING}
+    columns = table.select([table.column_names[0], SOURCE]).to_pydict()
+    for place, (name, source) in enumerate(zip(*columns.values(), strict=True)):
+        if source and isinstance(name, str) and isinstance(source, str) and name not in again:
+            yield place, name, source
+
+
+def _table(output: Output, unit: Unit, schema: pa.Schema | None = None) -> pa.Table:
     name = next((file for file in unit.files if file.endswith(".parquet")), "")
     with open_table(output, name) as file:
-        return file.read(use_threads=False).cast(schema)
+        table = file.read(use_threads=False)
+        return table if schema is None else table.cast(schema)
 
 
 def _open(output: Output, unit: Unit, schema: pa.Schema, spec: FeatureSpec | None) -> tuple[pa.Table, Values]:
@@ -128,10 +146,10 @@ def _open(output: Output, unit: Unit, schema: pa.Schema, spec: FeatureSpec | Non
     if spec.ragged:
         extents = np.frombuffer(output.read(store.extents_file(spec, shard)), "<i8").reshape(-1, 2)
         extents = extents - (shard * spec.shard_rows, 0)
-    store.check_extents(extents, output.files[name] // spec.row_bytes, f"{output.where}/{name}")
+    store.check_extents(extents, output.files[name] // spec.row_bytes, f"{output.where}/{name}", output.cure)
     with ExitStack() as closing:
         shard_file = closing.enter_context(_open_local(output, name))
-        reader = ShardReader(shard_file, spec, shard, unit.key or "", f"{output.where}/{name}")
+        reader = ShardReader(shard_file, spec, shard, unit.key or "", f"{output.where}/{name}", output.cure)
         closing.pop_all()
 
     def values(place: int) -> NDArray[Any]:
@@ -159,5 +177,5 @@ def _open_local(output: Output, name: str) -> BinaryIO:
         is_same = copy_and_hash(file, copy) == output.checksums[name]
     if not is_same:
         copy.close()
-        raise UserError(f"{output.where}/{name} is not what was committed: {CURE}")
+        raise UserError(f"{output.where}/{name} is not what was committed: {output.cure}")
     return copy

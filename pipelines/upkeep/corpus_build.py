@@ -4,8 +4,8 @@ Parsing needs no media; media that corpora share (one media set) are fetched and
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,14 +18,22 @@ from pipelines.engine.typed_settings import apply
 from pipelines.fetching.corpus_files import CorpusFiles
 from pipelines.fetching.corpus_names import FoundCorpus
 from pipelines.fetching.ledger import FOLDERS, folder_of, incomplete_folders
+from pipelines.fetching.list_changes import ADDED, EDITED
 from pipelines.stages import FILE_SETS, ITEM_KINDS
+from pipelines.stages.records import Census
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
-from xmodal.records.tables import CAPTIONS_OF_PAPERS, Item, read_rows
+from xmodal.records.tables import CAPTIONS_OF_PAPERS, TABLES, Item, read_rows
 from xmodal.root.outputs import TRUNCATED, Output, directories
 from xmodal.root.sealed_sets import read_lock, use_records
 
 PARTS: dict[str, Part] = {folder: part for part, folder in FOLDERS.items()}
+
+
+@dataclass(frozen=True)
+class ParsedList:
+    items: tuple[Item, ...]
+    counts: Mapping[str, int]  # as records count their rows
 
 
 class CorpusBuild:
@@ -36,6 +44,8 @@ class CorpusBuild:
         self.files = CorpusFiles(options, self.found)
         self._stages: dict[str, Stage[Any, Any]] = {}
         self._finished: dict[str, Output] = {}
+        self._parsed: ParsedList | None = None
+        self.changed_media = frozenset[str]()  # that a build takes anew, once they are foreseen
 
     def build(self, name: str) -> Output:
         self.refuse_early([name])
@@ -48,6 +58,12 @@ class CorpusBuild:
         for kind in kinds_for(self.corpus, names):
             self._check(kind)
 
+    def refuse_without_items(self, kind: StageKind) -> None:
+        """Refuses a stage of pictures for a corpus of clips, or the other way, once its items are known."""
+        is_of_items = "media" in kind.needs and kind.of in ITEM_KINDS
+        if is_of_items and self.knows_items and not self.items_of(kind.of):
+            raise _lacks(self.corpus, kind)
+
     def stage(self, name: str) -> Stage[Any, Any] | None:
         """The stage with its settings; None while something that it needs is not finished."""
         if name not in self._stages:
@@ -58,8 +74,7 @@ class CorpusBuild:
             self._check(kind)
             files = {file: path for file, path in self.options.files.items() if file in kind.files}
             needs = Needs(outputs, GivenFiles(files), lambda: self.items_of(kind.of), self.corpus)
-            if "media" in kind.needs and kind.of in ITEM_KINDS and not needs.items:
-                raise _lacks(self.corpus, kind)
+            self.refuse_without_items(kind)
             self._stages[name] = kind.make(self.config(kind), needs)
         return self._stages[name]
 
@@ -72,7 +87,8 @@ class CorpusBuild:
     def finished(self, name: str) -> Output | None:
         """The output of a stage, or a sealed set, where it is up to date."""
         if name in FILE_SETS:
-            return self.files.of(PARTS[name]).sealed
+            is_stale = name == "media" and self.changed_media
+            return None if is_stale else self.files.of(PARTS[name]).sealed
         if name not in self._finished and (stage := self.stage(name)):
             output = Output(self.options.storage, stage.folder)
             if output.complete:
@@ -85,9 +101,30 @@ class CorpusBuild:
 
     @cached_property
     def _items(self) -> tuple[Item, ...]:
+        if self._parsed:
+            return self._parsed.items
         records = self.finished("records")
         assert records is not None
         return tuple(sorted(read_rows(records, Item), key=lambda item: item.id))
+
+    @property
+    def knows_items(self) -> bool:
+        return self._parsed is not None or self.finished("records") is not None
+
+    def foresee(self) -> None:
+        """Reads a user's list that is not built, and looks at the files beside it, for plans; nothing is written."""
+        if self.corpus.card != "own":
+            return
+        if raw := None if self.finished("records") else self.files.foresee():
+            census, counts, items = Census(self.corpus.name), Counter[str](), list[Item]()
+            for row in self.corpus.parse(raw):
+                census.add(row)
+                counts[TABLES[type(row)]] += 1
+                items += [row] if isinstance(row, Item) else []
+            ordered = tuple(sorted(items, key=lambda item: item.id))
+            self._parsed = ParsedList(ordered, {**counts, **census.counts()})
+        anew = (change for change in self.files.changed_media() if change.how in (ADDED, EDITED))
+        self.changed_media = frozenset(change.state.path for change in anew)
 
     def _build(self, name: str) -> Output:
         stage, kind = self.stage(name), stages.load(name)
@@ -101,19 +138,23 @@ class CorpusBuild:
 
     def core_seconds(self, kind: StageKind) -> float | None:
         """Estimates what all of a stage takes one core; before a parse, for what the corpus promises."""
-        if kind.seconds is None:
-            return None
-        if records := self.finished("records"):
-            kinds = Counter(item.kind for item in self.items_of(kind.of))
-            counts = {"items": kinds.total(), "clips": kinds["clip"], "captions": 0} | records.totals["counts"]
-            counts["items"] = kinds.total()
-        elif items := self.corpus.counts.get("items"):
-            clips = items if "clip" in self.corpus.kinds else 0
-            counts = {"captions": items * CAPTIONS_OF_PAPERS, "clips": clips, **self.corpus.counts}
-        else:
+        counts = self.counts_for(kind)
+        if kind.seconds is None or counts is None:
             return None
         stage = self.stage(kind.name)
         return kind.seconds(stage.config if stage else self.config(kind), counts) or None
+
+    def counts_for(self, kind: StageKind) -> Mapping[str, int] | None:
+        """Numbers of the items and captions that a stage reads; None where a corpus promises none before a parse."""
+        if self.knows_items:
+            records = self.finished("records")
+            counts = records.totals["counts"] if records else self._parsed.counts if self._parsed else {}
+            kinds = Counter(item.kind for item in self.items_of(kind.of))
+            return {"captions": 0, **counts, "items": kinds.total(), "clips": kinds["clip"]}
+        if items := self.corpus.counts.get("items"):
+            clips = items if "clip" in self.corpus.kinds else 0
+            return {"captions": items * CAPTIONS_OF_PAPERS, "clips": clips, **self.corpus.counts}
+        return None
 
     def _check(self, kind: StageKind) -> None:
         if kind.check:

@@ -14,7 +14,7 @@ from pipelines.fetching.ledger import FOLDERS, Ledger, blobs_of, ledgers, lose_b
 from pipelines.upkeep.bookkeeping import forget_notes, unreadable_notes
 from pipelines.upkeep.pruning import needed_folders
 from xmodal.corpora import Part
-from xmodal.errors import UserError, with_root
+from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import LOCK, blob_key, read_lock
@@ -35,7 +35,7 @@ def status(storage: Storage) -> dict[str, Any]:
             row = _describe(output) | ({} if output.complete else {"needed": output.folder in needed})
             alike[row["stage"], row["of"]][output] = row
         except UserError as damage:
-            row = {"path": output.where, "damage": with_root(str(damage), storage.url)}
+            row = {"path": output.where, "damage": str(damage)}
         rows.append(row)
     for several in alike.values():
         with suppress(UserError):
@@ -51,7 +51,7 @@ def _ledger(ledger: Ledger) -> dict[str, Any]:
     try:
         return {"ledger": ledger.folder, "sealed": ledger.sealed, **ledger.summary()}
     except UserError as damage:
-        return {"ledger": ledger.folder, "damage": with_root(str(damage), ledger.storage.url)}
+        return {"ledger": ledger.folder, "damage": str(damage)}
 
 
 def _describe(output: Output) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _check_output(output: Output) -> Iterator[Damage]:
         if any(output.totals.get(name) != value for name, value in sum_up(stage, units).items()):
             raise UserError("complete.json does not sum up what units.tsv says")
     except UserError as error:
-        yield Damage(output.folder, None, "", with_root(str(error), output.storage.url))
+        yield Damage(output.folder, None, "", str(error))
         return
     for unit in units:
         for name, (size, digest) in unit.files.items():

@@ -5,18 +5,22 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
 from pipelines import stages
 from pipelines.engine.building import cores_of, pending
 from pipelines.engine.stage import Stage
+from pipelines.fetching.ledger import FOLDERS
 from pipelines.stages import DATA, FILE_SETS
-from pipelines.upkeep.corpus_build import PARTS, CorpusBuild
-from xmodal.corpora import Corpus, Part
+from pipelines.upkeep.corpus_build import PARTS, CorpusBuild, kinds_for
+from pipelines.upkeep.taken_rows import taken_over
+from xmodal.corpora import Corpus, Part, Source
 from xmodal.errors import UserError
 from xmodal.root.outputs import directories
 from xmodal.root.storage import Storage
+from xmodal.userdata.embedded_pictures import FOLDER
 
 ASSUMED_BYTES_A_SECOND = 12.5e6  # 100 Mbit/s, until this root has downloads to go by
 ASSUMED_BYTES = {  # of most files, until some sizes are known
@@ -30,9 +34,16 @@ LONG_RUN_SECONDS = 10.0  # shorter ones tell how long a start takes
 
 
 def plan(targets: Iterable[tuple[CorpusBuild, Sequence[str]]]) -> list[dict[str, Any]]:
-    """One row for each named stage, and for each that it needs and that is not finished; none comes twice."""
+    """One row for each named stage, and for each that it needs and that is not finished; none comes twice.
+
+    A user's list that no build has read is parsed; nothing is written.
+    """
     rows, seen = [], set[tuple[str, str]]()
     for work, named in targets:
+        kinds = kinds_for(work.corpus, named)
+        work.foresee()
+        for kind in kinds:
+            work.refuse_without_items(kind)
         for name in named if [*named] == [*DATA] else stages.with_needs([*named]):
             of = work.corpus.media_set if name == "media" else work.corpus.name
             if (name, of) in seen or (name not in named and work.finished(name)):
@@ -44,37 +55,70 @@ def plan(targets: Iterable[tuple[CorpusBuild, Sequence[str]]]) -> list[dict[str,
 
 
 def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
-    if part == "media" and work.corpus.media and not work.finished("sources"):  # the annotations list the media
+    is_listed = part == "media" and work.corpus.media is not None  # the annotations list the media
+    if is_listed and not (work.knows_items or work.finished("sources")):
         items = work.corpus.counts.get("items")
         low, high = _between(work.corpus, part, items or 0, [])
         told = {"bytes_between": [low, high], "seconds": round((low + high) / 2 / ASSUMED_BYTES_A_SECOND)}
         return {"waits_for": "sources"} | (told if items else {})
-    files = work.files.of(part)
-    left, raw = files.lacking(files.sources), work.files.raw_folder(part)
-    at_hand = {source: os.path.getsize(file) for source in left if raw and (file := raw.find(source))}
-    at_hand |= {source: source.bytes or 0 for source in left if (source.url or "").startswith("data:")}
-    others = [source for source in left if source not in at_hand]
+    files, (left, waiting), at_hand = work.files.of(part), _left(work, part), dict[str, _FileAtHand]()
+    at_hand |= _at_hand(work, part, left)
+    others, raw = [source for source in left if source.path not in at_hand], work.files.raw_folder(part)
+    links = {source.path for source in others if raw and raw.find(source)}  # out of the folder
+    others = [source for source in others if source.path not in links]
     requests = [source for source in others if source.url]
     known = sum(source.bytes or 0 for source in requests)
     unknown = sum(source.bytes is None for source in requests)
     sizes = {state.path: state.size for state in files.ledger.states() if not state.failed}
-    sizes |= {source.path: size for source, size in at_hand.items()}
+    sizes |= {path: found.size for path, found in at_hand.items()}
     sizes |= {source.path: source.bytes for source in files.sources if source.bytes}
     low, high = (known + bound for bound in _between(work.corpus, part, unknown, [*sizes.values()]))
     speed = files.ledger.download_speed() or ASSUMED_BYTES_A_SECOND
     return {
         "files": len(files.sources),
-        "done": len(files.sources) - len(left),
+        "done": len(files.sources) - len(left) - waiting,
         "at_hand": len(at_hand),
+        "at_hand_bytes": sum(found.size for found in at_hand.values()),
+        "writes": sum(found.size for found in at_hand.values() if found.is_copied),
         "requests": len(requests),
         "by_hand": [source.path for source in others if not source.url],
+        "links": sorted(links),
+        "failed_before": waiting,
         "bytes": known,
         "unknown_sizes": unknown,
         "known_sizes": len(sizes),
         "bytes_between": [low, high],
         "seconds": round((low + high) / 2 / speed),
-        "sealed": files.sealed is not None,
+        "sealed": work.finished(FOLDERS[part]) is not None,
     }
+
+
+@dataclass(frozen=True)
+class _FileAtHand:
+    size: int
+    is_copied: bool = True  # else it is linked, which takes no room
+
+
+def _left(work: CorpusBuild, part: Part) -> tuple[list[Source], int]:
+    """Files that a build tries to get, and how many others failed before and wait for `retry`."""
+    files = work.files.of(part)
+    wanted = {source.path for source in files.to_fetch()} | (work.changed_media if part == "media" else set())
+    lacking = {source.path for source in files.lacking(files.sources)}
+    return [source for source in files.sources if source.path in wanted], len(lacking - wanted)
+
+
+def _at_hand(work: CorpusBuild, part: Part, left: Sequence[Source]) -> Iterator[tuple[str, _FileAtHand]]:
+    """Files of this machine by their paths; pictures inside a list take about what the list does."""
+    raw, storage = work.files.raw_folder(part), work.options.storage
+    inside = [source.path for source in left if source.path.startswith(f"{FOLDER}/") and work.corpus.card == "own"]
+    size = sum(source.bytes or 0 for source in work.corpus.sources) // max(len(inside), 1)
+    yield from ((path, _FileAtHand(size)) for path in inside)
+    for source in left:
+        if (source.url or "").startswith("data:"):
+            yield source.path, _FileAtHand(source.bytes or 0)
+        elif raw and (file := raw.find(source)) and raw.takes(source, file):
+            is_copied = source.path in raw.elsewhere or not storage.links(file)
+            yield source.path, _FileAtHand(os.path.getsize(file), is_copied)
 
 
 def _between(corpus: Corpus, part: Part, files: int, known: list[int]) -> list[int]:
@@ -95,17 +139,35 @@ def _units(work: CorpusBuild, name: str) -> dict[str, Any]:
     if before or stage is None:
         return {"waits_for": " and ".join(before)} | _estimate(work, name, left=1.0)
     total, left = pending(stage, work.options.storage)
-    return {"units": total, "done": total - left} | _estimate(work, name, left / total if total else 0.0)
+    return {"units": total, "done": total - left} | (_estimate(work, name, left / total) if left else {})
 
 
 def _estimate(work: CorpusBuild, name: str, left: float) -> dict[str, Any]:
-    """Bytes, time and memory of the units that are left, as far as the stage can tell."""
-    return _writes(work, name, left) | _computing(work, name, left)
+    """Rows, bytes, time and memory of the units that are left, as far as the stage can tell."""
+    rows = _rows(work, name) if work.knows_items else {}
+    new = rows["new"] / rows["items"] if "new" in rows else 1.0
+    return rows | _writes(work, name, left) | _computing(work, name, min(left, new))
+
+
+def _rows(work: CorpusBuild, name: str) -> dict[str, int]:
+    """Items and captions that a stage reads, and how many items have their rows in earlier outputs."""
+    kind = stages.load(name)
+    counts = work.counts_for(kind) or {}
+    rows = {"items": counts["items"]}
+    if "media" not in stages.with_needs([name]):
+        return rows | {"captions": counts["captions"]}
+    taken = taken_over(work, name, work.items_of(kind.of), lambda: _checksums(work))
+    return rows | ({"taken": taken, "new": counts["items"] - taken} if taken else {})
+
+
+def _checksums(work: CorpusBuild) -> dict[str, str]:
+    """Checksums, by their paths, of media that are here as a build will take them."""
+    there = (state for state in work.files.of("media").ledger.states() if not state.failed)
+    return {state.path: state.sha256 for state in there if state.path not in work.changed_media}
 
 
 def _computing(work: CorpusBuild, name: str, left: float) -> dict[str, Any]:
-    kind = stages.load(name)
-    seconds = work.core_seconds(kind)
+    seconds = work.core_seconds(kind := stages.load(name))
     if seconds is None or not left:
         return {}
     options = work.options
@@ -131,7 +193,7 @@ def _runs(storage: Storage, stage: str) -> Iterator[tuple[float, float]]:
 def _writes(work: CorpusBuild, name: str, left: float) -> dict[str, int]:
     """The bytes still to be written; before a parse, for the corpus' promised items."""
     kind = stages.load(name)
-    items = len(work.items_of(kind.of)) if work.finished("records") else work.corpus.counts.get("items")
+    items = len(work.items_of(kind.of)) if work.knows_items else work.corpus.counts.get("items")
     if kind.estimate is None or items is None:
         return {}
     stage = work.stage(name)  # whose config has what `make` filled in

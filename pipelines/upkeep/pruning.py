@@ -5,6 +5,7 @@ and everything that is made of needed outputs alone. Files that are younger than
 those that were fetched since the last seal to the next set.
 """
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator
@@ -38,7 +39,8 @@ def find_unneeded(storage: Storage, keep: Collection[str] = ()) -> list[Unneeded
     """`keep` are identities of outputs that others than this root need, such as a run's."""
     outputs = {output.folder: output for output in directories(storage)}
     if unknown := set(keep) - {folder.rpartition("/")[2] for folder in outputs}:
-        raise UserError(f"{storage.url} has no output {min(unknown)}: `xmodal status` lists them with their identities")
+        listed = f"`xmodal status --root {shlex.quote(storage.url)}` lists them with their identities"
+        raise UserError(f"{storage.url} has no output {min(unknown)}: {listed}")
     needed = needed_folders(outputs, keep)
     replaced = [output for folder, output in outputs.items() if folder not in needed and _is_over(output)]
     found = [_output(output, _why_replaced(output)) for output in replaced]

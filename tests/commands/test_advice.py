@@ -14,7 +14,9 @@ from tests.commands.test_cli import publisher as publisher
 from tests.commands.test_cli import root as root
 from tests.commands.test_cli import xmodal as xmodal
 from tests.fetching.test_ledger import Publisher
+from tests.toy_root import make_root
 from tests.userdata.test_own import picture
+from xmodal.root.outputs import find
 
 
 @in_a_namespace
@@ -110,3 +112,24 @@ def test_features_refuse_a_pipe_of_weights_at_once(xmodal: Xmodal, tmp_path: Pat
     (folder / "one.png").write_bytes(picture(1))
     for flag in (f"--weights={pipe}", f"--file=weights={pipe}"):
         assert f"{pipe} is no regular file" in xmodal("features", folder, "--model", "resnet18", flag).complaint
+
+
+@pytest.mark.parametrize("file", ["facts/c/0/0", "rows.parquet", "units.tsv", "stage.json", "a pipe"])
+def test_advice_about_damaged_features_names_their_root(
+    file: str, xmodal: Xmodal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the command takes a root or not, and wherever it is run."""
+    root = make_root(tmp_path / "it's my", items=4)
+    identity = find(root, "resnet")[0].identity
+    damaged = Path(root, "resnet", identity, "units.tsv" if file == "a pipe" else file)
+    damaged.write_bytes(damaged.read_bytes()[:-9] + b"otherwise")
+    if file == "a pipe":
+        damaged.unlink()
+        os.mkfifo(damaged)
+    monkeypatch.chdir(root)
+    said = xmodal("export", f"resnet/{identity}", tmp_path / "x.npy").complaint
+    (advised,) = re.findall(r"`xmodal ([^`]*)`", said)
+    assert shlex.split(advised)[-2:] == ["--root", root]
+    if file == "a pipe":
+        damaged.unlink()
+    assert identity in xmodal(*shlex.split(advised)).out

@@ -110,7 +110,7 @@ def test_a_file_name_that_could_be_another_file_is_refused(tmp_path: Path, name:
 def test_a_failure_whose_row_is_no_utf8_is_a_row_all_the_same(tmp_path: Path) -> None:
     attempt = Commits(open_storage(str(tmp_path)), "stage/x").attempt("u")
     attempt.fail("caf\udce9.jpg", "unreadable", "x" * 300)
-    ((row, kind, reason),) = Unit.from_line(attempt.line({}), "").failures
+    ((row, kind, reason),) = Unit.from_line(attempt.line({}), "", "").failures
     assert (row, kind, len(reason)) == (r"caf\udce9.jpg", "unreadable", 200)
 
 

@@ -333,9 +333,9 @@ def open_ours(folder: Path, spec: FeatureSpec = OURS, rows: int = ROWS) -> Mappe
 
     def opened(shard: int) -> OpenedShard:
         path = str(folder / shard_file(spec, shard))
-        return path, "", read_checksums(path, spec)
+        return path, "", read_checksums(path, spec, "")
 
-    return MappedRows(spec, len(shard_ranges(spec, rows)), opened)
+    return MappedRows(spec, len(shard_ranges(spec, rows)), opened, "")
 
 
 def take(mapped: MappedRows, rows: Any, spec: FeatureSpec = OURS) -> NDArray[Any]:

@@ -358,7 +358,7 @@ def test_damaged_features_stop_nobody_but_who_asks_for_them(file: str, text: str
     assert found.store("resnet").output.stage == "resnet"
     assert spoilt.folder in str(found)
     for asked in (*spoilt.folder.split("/"), spoilt.folder):
-        with pytest.raises(UserError, match=rf"{spoilt.folder}/{file}.*: `xmodal verify --forget --root ROOT`"):
+        with pytest.raises(UserError, match=rf"{spoilt.folder}/{file}.*: `xmodal verify --forget --root {root}`"):
             found.store(asked)
     with pytest.raises(UserError, match=spoilt.folder):  # it might be what is meant
         found.store()

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -613,13 +614,16 @@ def test_jpegs_are_no_features(clips: BuildOptions, tmp_path: Path, capsys: pyte
 
 
 def test_jpegs_are_not_exported_as_numbers(
-    clips: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    clips: BuildOptions, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     made = f"{clips.storage.url}/frames/{only(clips)}"
     for name in ("x.h5", "x.tar", "x"):
         assert main(["export", made, str(tmp_path / name)]) == 1
-        assert "holds the JPEGs of clips, which are no features: `xmodal look CORPUS" in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+        said = capsys.readouterr().err
+        assert "holds the JPEGs of clips, which are no features: `xmodal look tgif --frames" in said
+        assert main(shlex.split(re.findall("`xmodal (look[^`]*)`", said)[0])) == 0
+        assert list((tmp_path / "tgif-frames").iterdir())
 
 
 def test_of_several_frames_those_to_look_at_are_named_by_what_differs(

@@ -142,7 +142,7 @@ def test_an_output_that_says_it_is_another_is_not_used(tmp_path: Path) -> None:
     output = build(letters(Letters(6)), open_storage(str(tmp_path)))
     path = tmp_path / output.folder / "stage.json"
     path.write_text(path.read_text().replace('"count":6', '"count":60'))
-    with pytest.raises(UserError, match=r"stage\.json has changed: `xmodal verify --forget --root ROOT`"):
+    with pytest.raises(UserError, match=rf"stage\.json has changed: `xmodal verify --forget --root {tmp_path}`"):
         find(str(tmp_path), "letters", count=60)
     with pytest.raises(UserError, match=r"stage\.json has changed"):
         _ = Output(open_storage(str(tmp_path)), output.folder).config

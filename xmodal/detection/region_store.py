@@ -20,7 +20,7 @@ from xmodal.detection.region_arrays import DetectorWords
 from xmodal.errors import UserError
 from xmodal.features.store import CACHE, FeatureStore, shard_ranges
 from xmodal.records.tables import open_table
-from xmodal.root.outputs import CURE, Output
+from xmodal.root.outputs import Output
 
 FLOATS, NUMBERS = (pa.list_(pa.field("element", kind, nullable=False)) for kind in (pa.float32(), pa.int32()))
 REGIONS = pa.schema(
@@ -148,9 +148,9 @@ class RegionStore:
 
     def _check_table(self) -> None:
         """Refuses a table that does not fit the features or the words: a root may come from anybody."""
-        where = self.store.output.where
+        where, cure = self.store.output.where, self.store.output.cure
         if self.table["id"].to_pylist() != list(self.ids):
-            raise UserError(f"{where} has other items in its tables of regions than in {self.store.spec.name}: {CURE}")
+            raise UserError(f"{where} has other items in its tables of regions than in {self.store.spec.name}: {cure}")
         present = [row for row, id in enumerate(self.ids) if id not in self.absent]
         regions = self.store.lengths(np.array(present, np.int64))
         for column in ("boxes", *WORDS):
@@ -158,16 +158,16 @@ class RegionStore:
             wrong = found != regions * 4 if column == "boxes" else (found != regions) & (found != 0)
             if wrong.any():
                 id = self.ids[present[int(wrong.argmax())]]
-                raise UserError(f"{where}: {column} of {id!r} are not as many as its regions: {CURE}")
+                raise UserError(f"{where}: {column} of {id!r} are not as many as its regions: {cure}")
         for column, words in (("class_ids", self.words.classes), ("attribute_ids", self.words.attributes)):
             ids = np.asarray(pc.list_flatten(self.table[column]))
             if words and ids.size and not 0 <= ids.min() <= ids.max() < len(words):
-                raise UserError(f"{where} has {column} of which its {len(words):,} words have none: {CURE}")
+                raise UserError(f"{where} has {column} of which its {len(words):,} words have none: {cure}")
 
 
 def _read_table(output: Output, shard: int) -> pa.Table:
     name = regions_file(shard)
     with open_table(output, name) as file:
         if not file.schema_arrow.equals(REGIONS):
-            raise UserError(f"{output.where}/{name} has other columns than a table of regions: {CURE}")
+            raise UserError(f"{output.where}/{name} has other columns than a table of regions: {output.cure}")
         return file.read(use_threads=False)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from xmodal.batches.batch import Padded
-from xmodal.errors import UserError
+from xmodal.errors import UserError, forget_command
 from xmodal.evaluation.attention_pictures import places_of
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.features.contact_sheets import save_sheets
@@ -77,13 +77,14 @@ class _Shown:
     def __init__(self, asked: OpenedRun) -> None:
         if asked.features.spec.ragged and any(item.kind == "clip" for item in read_rows(asked.records, Item)):
             raise UserError(f"{asked.features.output.where} is of clips: words are drawn beside pictures alone")
-        self.archives = Archives(raw_of(media_for(asked.features.output, asked.records)))
+        self.media = media_for(asked.features.output, asked.records)
+        self.archives = Archives(raw_of(self.media))
         self.paths = {item.id: item.media for item in read_rows(asked.records, Item)}
 
     def picture(self, id: str) -> Image.Image:
         try:
             picture = open_image(self.archives.read(self.paths[id]), on_truncated=lambda why: None)
         except (MissingMedia, UnreadableImage) as error:
-            cure = "`xmodal verify --forget --root ROOT`, build again"
+            cure = f"{forget_command(self.media.storage.url)}, build again"
             raise UserError(f"the picture of {id} is damaged ({error}): {cure}") from error
         return picture.resize((WIDTH, round(WIDTH * picture.height / picture.width)))

@@ -32,7 +32,7 @@ from xmodal.features.zarr_arrays import MappedRows, OpenedShard, ShardWriter, bu
 from xmodal.records.tables import read_columns
 from xmodal.root.files import copy_and_hash, new_file, sha256_of
 from xmodal.root.identity import canonical_json
-from xmodal.root.outputs import CURE, Output
+from xmodal.root.outputs import Output
 from xmodal.root.storage import LocalStorage, open_storage
 
 MOST_SHARDS = 15_000  # a process may have 65,530 mappings; an isolated one counts twice, and a store may be open twice
@@ -142,7 +142,7 @@ class FeatureStore:
             raise UserError(f"{self.output.where} is of {self.output.stage}, which makes no features")
         table = read_columns(self.output, ROWS, "row", "id").to_pydict()
         if table["row"] != list(range(len(table["row"]))):
-            raise UserError(f"{self.output.where}/{ROWS} does not name the rows in order: {CURE}")
+            raise UserError(f"{self.output.where}/{ROWS} does not name the rows in order: {self.output.cure}")
         self.ids: tuple[str, ...] = tuple(table["id"])
         self.spec, self.provenance, self.names = _read_metadata(self.output, name, len(self.ids))
         units = list(self.output.units())
@@ -157,7 +157,7 @@ class FeatureStore:
         if self.spec.ragged:
             data = b"".join(self.output.read(extents_file(self.spec, shard)) for shard in range(self._shards))
             self._extents = np.frombuffer(data, "<i8").reshape(-1, 2)[: len(self.ids)].astype(np.int64)
-        self._values = MappedRows(self.spec, self._shards, self._open_shard)
+        self._values = MappedRows(self.spec, self._shards, self._open_shard, self._cure)
         if isinstance(self.output.storage, LocalStorage):
             self._values.map_all()
 
@@ -241,24 +241,30 @@ class FeatureStore:
         for shard in range(self._shards):
             name = shard_file(self.spec, shard)
             if sha256_of(_local_file(self.output, name, self._cache)) != self.output.checksums[name]:
-                raise UserError(f"{self.output.where}/{name} is not what was committed: {CURE}")
+                raise UserError(f"{self.output.where}/{name} is not what was committed: {self.output.cure}")
+
+    @property
+    def _cure(self) -> str:
+        """Says what to do about a damaged shard."""
+        is_here = isinstance(self.output.storage, LocalStorage)
+        return self.output.cure if is_here else "delete that copy, and it is fetched again"
 
     def _open_shard(self, shard: int) -> OpenedShard:
         if os.getpid() != self._process:  # connections do not survive a fork
             self.output, self._process = _output_at(self.output.where), os.getpid()
         spec, name = self.spec, shard_file(self.spec, shard)
         path = _local_file(self.output, name, self._cache)
-        checksums = read_checksums(path, spec)
+        checksums = read_checksums(path, spec, self._cure)
         rows = len(checksums) * spec.chunk_rows
         if self._extents is None:
             missing = min(spec.shard_rows, len(self.ids) - shard * spec.shard_rows) - rows
             if not -spec.chunk_rows < missing <= 0:
-                raise UserError(f"{self.output.where}/{name} does not hold its rows: {CURE}")
+                raise UserError(f"{self.output.where}/{name} does not hold its rows: {self.output.cure}")
         else:
             extents = self._extents[shard * spec.shard_items : (shard + 1) * spec.shard_items]
             places = extents - (shard * spec.shard_rows, 0)
             # nothing is mapped beyond: reading there would end the process
-            check_extents(places, rows, f"{self.output.where}/{extents_file(spec, shard)}")
+            check_extents(places, rows, f"{self.output.where}/{extents_file(spec, shard)}", self.output.cure)
         return path, self._keys[name], checksums
 
     def _extent(self, rows: ArrayLike) -> NDArray[np.int64]:
@@ -285,11 +291,11 @@ class FeatureStore:
             )
 
 
-def check_extents(extents_I2: NDArray[np.int64], rows: int, where: str) -> None:
+def check_extents(extents_I2: NDArray[np.int64], rows: int, where: str, cure: str) -> None:
     """Refuses first rows and lengths that are not within a shard."""
     starts, lengths = extents_I2.T
     if (lengths < 0).any() or ((starts < 0) | (starts > rows - lengths))[lengths > 0].any():
-        raise UserError(f"{where} points outside of the {rows:,} rows of its shard: {CURE}")
+        raise UserError(f"{where} points outside of the {rows:,} rows of its shard: {cure}")
 
 
 def _room(out: NDArray[Any] | None, shape: tuple[int, ...], spec: FeatureSpec) -> NDArray[Any]:
@@ -301,8 +307,12 @@ def _room(out: NDArray[Any] | None, shape: tuple[int, ...], spec: FeatureSpec) -
 
 
 def _output_at(path: str) -> Output:
-    root, name = os.path.split(path.rstrip("/"))
-    return Output(open_storage(root or "."), name)
+    """The output at <root>/<stage>/<identity>."""
+    is_url = "://" in path and not path.startswith("file://")
+    place = path if is_url else os.path.abspath(os.path.expanduser(path.removeprefix("file://")))
+    folder, identity = os.path.split(place.rstrip("/"))
+    root, stage = os.path.split(folder)
+    return Output(open_storage(root or "/"), f"{stage}/{identity}".strip("/"))
 
 
 def _read_metadata(output: Output, name: str | None, items: int) -> tuple[FeatureSpec, dict[str, Any], tuple[str, ...]]:
@@ -329,7 +339,9 @@ def _read_metadata(output: Output, name: str | None, items: int) -> tuple[Featur
         if array != spec.metadata(items):
             raise ValueError(f"it is not what is written for {items} items")
     except (AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
-        raise UserError(f"{output.where} describes no feature array of this layout ({error!r}): {CURE}") from error
+        raise UserError(
+            f"{output.where} describes no feature array of this layout ({error!r}): {output.cure}"
+        ) from error
     return spec, dict(attributes["provenance"]), tuple(features)
 
 
@@ -344,5 +356,5 @@ def _local_file(output: Output, name: str, cache: str) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         with output.open(name) as source, new_file(path, replace=True) as file:  # later it is trusted by its size
             if copy_and_hash(source, file) != sha256:
-                raise UserError(f"{output.where}/{name} is not what was committed: {CURE}")
+                raise UserError(f"{output.where}/{name} is not what was committed: {output.cure}")
     return str(path)

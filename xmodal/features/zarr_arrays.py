@@ -30,9 +30,6 @@ READ_AROUND = 64 * 1024  # bytes of a row from which on reading around a page he
 LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, for huge pages
 NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in a shard's index
-CURE = (
-    "`xmodal verify --forget --root ROOT` removes it where it was built (a cached copy is yours to delete); build again"
-)
 MUCH = 1024 * 1024  # bytes of a batch that are worth a second thread
 PROBES = 4  # rows of a batch that say whether the file is in memory
 
@@ -108,13 +105,13 @@ def all_finite(numbers: NDArray[Any]) -> bool:
     return bool(signed.max() < positive and unsigned.max() < negative)
 
 
-def read_checksums(path: str, spec: FeatureSpec) -> NDArray[np.uint32]:
-    """Returns the checksum of each chunk of a shard."""
+def read_checksums(path: str, spec: FeatureSpec, cure: str) -> NDArray[np.uint32]:
+    """Returns the checksum of each chunk of a shard; `cure` says what to do where it is damaged."""
     with open(path, "rb") as file:
-        return _checksums(file, spec, path)
+        return _checksums(file, spec, path, cure)
 
 
-def _checksums(file: BinaryIO, spec: FeatureSpec, path: str) -> NDArray[np.uint32]:
+def _checksums(file: BinaryIO, spec: FeatureSpec, path: str, cure: str) -> NDArray[np.uint32]:
     size = file.seek(0, os.SEEK_END)
     chunks = (size - 16 * spec.shard_chunks - 4) // (spec.chunk_bytes + 4)
     if 0 <= chunks <= spec.shard_chunks:
@@ -122,16 +119,16 @@ def _checksums(file: BinaryIO, spec: FeatureSpec, path: str) -> NDArray[np.uint3
         checksums = file.read(4 * chunks)
         if file.read() == _shard_index(spec, chunks):
             return np.frombuffer(checksums, "<u4")
-    raise UserError(f"{path} is damaged: it does not hold the index of its chunks; {CURE}")
+    raise UserError(f"{path} is damaged: it does not hold the index of its chunks; {cure}")
 
 
 class ShardReader:
     """Reads rows of one shard that is not mapped, and refuses chunks that are not what was written."""
 
-    def __init__(self, file: BinaryIO, spec: FeatureSpec, shard: int, key: str, path: str) -> None:
-        self._file, self._spec, self._key, self._path = file, spec, key, path
+    def __init__(self, file: BinaryIO, spec: FeatureSpec, shard: int, key: str, path: str, cure: str) -> None:
+        self._file, self._spec, self._key, self._path, self._cure = file, spec, key, path, cure
         self._first = shard * spec.shard_chunks  # chunk, of the array
-        self._checksums = _checksums(file, spec, path)
+        self._checksums = _checksums(file, spec, path, cure)
         self._last: tuple[int, bytes] = (-1, b"")  # rows are mostly asked for in order
 
     def rows(self, first: int, stop: int) -> NDArray[Any]:
@@ -146,7 +143,7 @@ class ShardReader:
             self._file.seek(number * self._spec.chunk_bytes)
             data = self._file.read(self._spec.chunk_bytes)
             if extend(_seed(self._key, self._first + number), data) != self._checksums[number]:
-                raise UserError(f"{self._path} is damaged: chunk {number} is not what was written; {CURE}")
+                raise UserError(f"{self._path} is damaged: chunk {number} is not what was written; {self._cure}")
             self._last = number, data
         return self._last[1]
 
@@ -154,12 +151,12 @@ class ShardReader:
 class MappedRows:
     """Maps all shards end to end: a single flat, read-only ndarray.
 
-    `opened` gives a shard's path, key and checksums when first wanted. A file that is cut while mapped ends the process
-    (SIGBUS), as with np.memmap.
+    `opened` gives a shard's path, key and checksums when first wanted; `cure` says what to do about damage. A
+    file that is cut while mapped ends the process (SIGBUS), as with np.memmap.
     """
 
-    def __init__(self, spec: FeatureSpec, shards: int, opened: Callable[[int], OpenedShard]) -> None:
-        self._opened = opened
+    def __init__(self, spec: FeatureSpec, shards: int, opened: Callable[[int], OpenedShard], cure: str) -> None:
+        self._opened, self._cure = opened, cure
         self._row_bytes, self._chunk_bytes = spec.row_bytes, spec.chunk_bytes
         self._chunk_rows, self._shard_rows, self._shard_chunks = spec.chunk_rows, spec.shard_rows, spec.shard_chunks
         self._shard_bytes = self._shard_rows * self._row_bytes
@@ -246,7 +243,7 @@ class MappedRows:
             first, stop = chunk * self._chunk_rows, (chunk + 1) * self._chunk_rows
             rows = f"row {first}" if stop == first + 1 else f"one of the rows {first} to {stop - 1}"
             path = self._paths[first // self._shard_rows]
-            raise UserError(f"{path} is damaged: {rows} is not what was written; {CURE}")
+            raise UserError(f"{path} is damaged: {rows} is not what was written; {self._cure}")
         self._unchecked[chunk] = False
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from xmodal.errors import UserError
-from xmodal.root.outputs import CURE, Output
+from xmodal.root.outputs import Output
 
 Kind = Literal["image", "clip"]
 CAPTIONS_OF_PAPERS = 5  # that papers count of an item which has more
@@ -222,7 +222,7 @@ def open_table(output: Output, name: str) -> Iterator[pq.ParquetFile]:
         file = pq.ParquetFile(pa.BufferReader(data))
         if file.metadata.num_rows > MOST_ROWS_A_BYTE * len(data):
             rows = f"{file.metadata.num_rows:,} rows in {len(data):,} bytes"
-            raise UserError(f"{output.where}/{name} has {rows}, which xmodal does not write: {CURE}")
+            raise UserError(f"{output.where}/{name} has {rows}, which xmodal does not write: {output.cure}")
         yield file
     except (pa.ArrowException, KeyError) as error:
-        raise UserError(f"{output.where}/{name} is corrupt ({error}): {CURE}") from error
+        raise UserError(f"{output.where}/{name} is corrupt ({error}): {output.cure}") from error

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, BinaryIO
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, forget_command
 from xmodal.root.checked_files import open_checked, size_problem
 from xmodal.root.identity import DIGITS, canonical_json, fingerprint, to_plain
 from xmodal.root.storage import Storage, open_storage
@@ -25,7 +25,6 @@ from xmodal.root.storage import Storage, open_storage
 LAYOUT = 1
 TOTALS = {"units": int, "files": int, "bytes": int, "counts": dict, "failures": dict, "units_sha256": str}
 TRUNCATED = "truncated"  # the class of failures that have a row all the same, made of what there was
-CURE = "`xmodal verify --forget --root ROOT` removes what it is part of, then build again"
 LARGEST_JSON = 2**24  # bytes of stage.json or complete.json
 LARGEST_LIST = 2**30  # bytes of units.tsv, or of another file that is read whole
 UNIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")
@@ -56,8 +55,8 @@ class Unit:
         return self.name.encode() + b"\t" + canonical_json(facts) + b"\n"
 
     @staticmethod
-    def from_line(line: bytes, where: str) -> "Unit":
-        """Reads what `line` wrote; a line of another form or with unsafe names is refused. `where` it stands."""
+    def from_line(line: bytes, where: str, cure: str) -> "Unit":
+        """Reads what `line` wrote; refuses other forms and unsafe names, by `where` the line stands and a `cure`."""
         name, _, body = line.partition(b"\t")
         try:
             facts = json.loads(body)
@@ -68,7 +67,7 @@ class Unit:
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
             is_sound = False
         if not is_sound:
-            raise UserError(f"{where} has a line that xmodal does not write, {line[:60]!r}: {CURE}")
+            raise UserError(f"{where} has a line that xmodal does not write, {line[:60]!r}: {cure}")
         return unit
 
     @property
@@ -97,9 +96,9 @@ class Output:
         about = _read_json(self.storage, f"{self.folder}/stage.json")
         decides = {name: about.get(name) for name in ("stage", "version", "config", "inputs")}
         if not fingerprint(decides)[:DIGITS] == about.get("identity") == self.folder.rpartition("/")[2]:
-            raise UserError(f"{self.where}/stage.json has changed: {CURE}")
+            raise UserError(f"{self.where}/stage.json has changed: {self.cure}")
         if not isinstance(about["stage"], str) or not _names_outputs(about["inputs"]):
-            raise UserError(f"{self.where}/stage.json does not describe an output: {CURE}")
+            raise UserError(f"{self.where}/stage.json does not describe an output: {self.cure}")
         return about
 
     @property
@@ -120,7 +119,7 @@ class Output:
         """complete.json, as TOTALS says."""
         totals = _read_json(self.storage, f"{self.folder}/complete.json")
         if any(type(totals.get(name)) is not kind for name, kind in TOTALS.items()):
-            raise UserError(f"{self.where}/complete.json does not sum up an output: {CURE}")
+            raise UserError(f"{self.where}/complete.json does not sum up an output: {self.cure}")
         return totals
 
     @property
@@ -131,8 +130,8 @@ class Output:
         """Every unit in order of its name."""
         data, where = _read(self.storage, f"{self.folder}/units.tsv", LARGEST_LIST), f"{self.where}/units.tsv"
         if hashlib.sha256(data).hexdigest() != self.totals["units_sha256"]:
-            raise UserError(f"{where} is not what was committed, by complete.json: {CURE}")
-        return (Unit.from_line(line, where) for line in data.splitlines())
+            raise UserError(f"{where} is not what was committed, by complete.json: {self.cure}")
+        return (Unit.from_line(line, where, self.cure) for line in data.splitlines())
 
     @cached_property
     def _committed(self) -> dict[str, tuple[int, str]]:
@@ -151,25 +150,34 @@ class Output:
         self.check(name)
         data = self.storage.read(f"{self.folder}/{name}", LARGEST_LIST)
         if hashlib.sha256(data).hexdigest() != self.checksums[name]:
-            raise UserError(f"{self.where}/{name} is not what was committed: {CURE}")
+            raise UserError(f"{self.where}/{name} is not what was committed: {self.cure}")
         return data
 
     def open(self, name: str) -> BinaryIO:
         """Opens one file, of any size, and refuses bytes that were not committed."""
         self.check(name)
         key = f"{self.folder}/{name}"
-        return open_checked(self.storage, key, self.files[name], self.checksums[name], CURE)
+        return open_checked(self.storage, key, self.files[name], self.checksums[name], self.cure)
 
     def check(self, name: str) -> None:
         """Refuses a file that is missing or has another size than was committed: enough where chunks have checksums."""
         if name not in self.files:
             raise UserError(f"{self.where} has no file {name!r}; it has: {', '.join(list(self.files)[:8])}")
         if problem := size_problem(self.storage, f"{self.folder}/{name}", self.files[name]):
-            raise UserError(f"{self.where}/{name} is {problem}: {CURE}")
+            raise UserError(f"{self.where}/{name} is {problem}: {self.cure}")
 
     @property
     def where(self) -> str:
         return f"{self.storage.url}/{self.folder}"
+
+    @property
+    def cure(self) -> str:
+        return cure_under(self.storage.url)
+
+
+def cure_under(root: str) -> str:
+    """Says what to do about an output under a root that is damaged."""
+    return f"{forget_command(root)} removes what it is part of, then build again"
 
 
 def find(root: str, stage: str | None = None, **config: object) -> list[Output]:
@@ -199,7 +207,7 @@ def _read_json(storage: Storage, key: str) -> dict[str, Any]:
     try:
         value = json.loads(_read(storage, key, LARGEST_JSON))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{storage.url}/{key} is corrupt ({error}): {CURE}") from error
+        raise UserError(f"{storage.url}/{key} is corrupt ({error}): {cure_under(storage.url)}") from error
     if not isinstance(value, dict) or value.get("layout") != LAYOUT:
         raise UserError(f"{storage.url}/{key} was written by another version of xmodal: use that, or another root")
     return value
@@ -220,4 +228,4 @@ def _read(storage: Storage, key: str, most: int) -> bytes:
     try:
         return storage.read(key, most)
     except FileNotFoundError:
-        raise UserError(f"{storage.url}/{key} is missing: {CURE}") from None
+        raise UserError(f"{storage.url}/{key} is missing: {cure_under(storage.url)}") from None

@@ -12,17 +12,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, forget_command
 from xmodal.root.checked_files import open_checked
 from xmodal.root.files import sha256_of
 from xmodal.root.identity import canonical_json
-from xmodal.root.outputs import CURE, SHA256, Output
+from xmodal.root.outputs import SHA256, Output
 from xmodal.root.storage import Storage
 
 LOCK = "dataset.lock"
 RECORDS = "_runs/records/{}"
 LONGEST_LINE = 2**16
-BLOB_CURE = "`xmodal verify --forget --root ROOT` removes it, then build again"
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,8 @@ def open_sealed(sealed: Output, locked: Locked) -> BinaryIO:
     """Opens a file of a sealed set, and refuses bytes that are not those that were sealed."""
     assert locked.sha256
     try:
-        return open_checked(sealed.storage, blob_key(locked.sha256), locked.size, locked.sha256, BLOB_CURE)
+        cure = f"{forget_command(sealed.storage.url)} removes it, then build again"
+        return open_checked(sealed.storage, blob_key(locked.sha256), locked.size, locked.sha256, cure)
     except UserError as error:
         raise UserError(f"{locked.path} of {sealed.stage}/{sealed.identity}: {error}") from None
 
@@ -85,13 +85,13 @@ def read_lock(sealed: Output) -> Iterator[Locked]:
     where = f"{sealed.where}/{LOCK}"
     with sealed.open(LOCK) as file:
         if sha256_of(file) != sealed.config.get("lock_sha256"):
-            raise UserError(f"{where} has changed: {CURE}")
+            raise UserError(f"{where} has changed: {sealed.cure}")
         file.seek(0)
         while line := file.readline(LONGEST_LINE):
-            yield _locked(line, where)
+            yield _locked(line, where, sealed.cure)
 
 
-def _locked(line: bytes, where: str) -> Locked:
+def _locked(line: bytes, where: str, cure: str) -> Locked:
     """One line of a lock, in which anybody may have written anything."""
     try:
         facts = json.loads(line)
@@ -101,5 +101,5 @@ def _locked(line: bytes, where: str) -> Locked:
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         is_sound = False
     if not is_sound:
-        raise UserError(f"{where} has a line that xmodal does not write, {line[:60]!r}: {CURE}")
+        raise UserError(f"{where} has a line that xmodal does not write, {line[:60]!r}: {cure}")
     return Locked(path, size, sha256)

@@ -12,12 +12,14 @@ import ctypes
 import errno
 import io
 import os
+import shlex
 import shutil
 import stat
 import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO, TypeAlias, cast
@@ -41,7 +43,6 @@ FEW_FILES = 8  # are made durable one by one, without what others write
 LIBC = ctypes.CDLL(None, use_errno=True)
 DELETED_AT_ONCE = 1000
 IRREGULAR = "is no regular file"
-IRREGULAR_CURE = "delete it, and `xmodal verify --root ROOT` says what is to be made again"
 
 
 class LocalStorage:
@@ -81,11 +82,11 @@ class LocalStorage:
     def open(self, key: str) -> BinaryIO:
         path = self.path(key)
         with suppress(IsADirectoryError):
-            file = open(path, "rb", opener=_open_regular)  # noqa: SIM115 - the caller closes it
+            file = open(path, "rb", opener=partial(_open_regular, self.url))  # noqa: SIM115 - the caller closes it
             if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return file
             file.close()
-        raise _irregular(path)
+        raise _irregular(path, self.url)
 
     def size(self, key: str) -> int | None:
         """The bytes of a file, or None if there is no such file; a folder, a link and a device are none."""
@@ -151,6 +152,10 @@ class LocalStorage:
         if not are_few:
             self._sync_disk()
 
+    def links(self, file: str) -> bool:
+        """Whether `keep` can link a file of this machine, which then takes no room."""
+        return os.stat(file).st_dev == os.stat(self._folder_there()).st_dev
+
     def link(self, source: str, second: str) -> None:
         """Puts the same bytes under a second key, unless that exists already."""
         self._link(self.path(source), second)
@@ -163,10 +168,14 @@ class LocalStorage:
         shutil.rmtree(self.path(key), ignore_errors=True)
 
     def free_bytes(self) -> int | None:
+        return shutil.disk_usage(self._folder_there()).free
+
+    def _folder_there(self) -> Path:
+        """The root, or the folder that it will be made in."""
         folder = Path(self.url)
         while not folder.exists():
             folder = folder.parent
-        return shutil.disk_usage(folder).free
+        return folder
 
     @contextmanager
     def _temporary(self) -> Iterator[BinaryIO]:
@@ -191,14 +200,14 @@ class LocalStorage:
         try:
             os.replace(path, self.path(key))
         except IsADirectoryError:
-            raise _irregular(self.path(key)) from None
+            raise _irregular(self.path(key), self.url) from None
         self._sync_folder(os.path.dirname(self.path(key)))
 
     def _remove(self, path: str) -> None:
         try:
             Path(path).unlink(missing_ok=True)
         except IsADirectoryError:
-            raise _irregular(path) from None
+            raise _irregular(path, self.url) from None
 
     def _make_folder(self, folder: str, sync: bool = True) -> None:
         """Makes a folder and its parents, durable unless a sync of the disk follows."""
@@ -312,6 +321,9 @@ class RemoteStorage:
             if self.size(key) is None:
                 self._files.put_file(file, self.path(key))
 
+    def links(self, file: str) -> bool:
+        return False
+
     def link(self, source: str, second: str) -> None:
         if self.size(second) is None:
             self._files.cp_file(self.path(source), self.path(second))
@@ -348,15 +360,16 @@ def _check_size(where: str, size: int, most: int | None) -> None:
         raise UserError(f"{where} has {size:,} bytes, more than the {most:,} that it may have")
 
 
-def _open_regular(path: str, flags: int) -> int:
+def _open_regular(root: str, path: str, flags: int) -> int:
     """Follows no link, and does not wait for the other end of a pipe."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):
-            raise _irregular(path) from None
+            raise _irregular(path, root) from None
         raise
 
 
-def _irregular(path: str) -> UserError:
-    return UserError(f"{path} {IRREGULAR}: {IRREGULAR_CURE}")
+def _irregular(path: str, root: str) -> UserError:
+    cure = f"delete it, and `xmodal verify --root {shlex.quote(root)}` says what is to be made again"
+    return UserError(f"{path} {IRREGULAR}: {cure}")

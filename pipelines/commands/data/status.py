@@ -34,7 +34,8 @@ def _of_corpora(found: Result, names: set[str]) -> Result:
     ledgers = [ledger for ledger in found["ledgers"] if ledger["ledger"].rpartition("/")[2] in whose]
     outputs = [output for output in found["outputs"] if output.get("of") in whose]
     if missing := names - {ledger["ledger"].rpartition("/")[2] for ledger in ledgers}:
-        raise UserError(f"nothing of {min(missing)} is under {found['root']}: `xmodal corpora --root` lists what is")
+        listed = f"`{command('corpora', '--root', found['root'])}` lists what is"
+        raise UserError(f"nothing of {min(missing)} is under {found['root']}: {listed}")
     return found | {"ledgers": ledgers, "outputs": outputs}
 
 

@@ -24,7 +24,7 @@ from xmodal.recipes import HUMAN, View
 from xmodal.records.caption_sources import CAPTIONS, captions_output, named_text
 from xmodal.records.derived_splits import Share
 from xmodal.records.views import members, training_split
-from xmodal.root.outputs import CURE, Output
+from xmodal.root.outputs import Output
 from xmodal.text.tokenizers import check_names, count_words, tokenizer
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
 
@@ -157,4 +157,4 @@ def _entries(counts: Output, name: str) -> Iterator[Entry]:
             word, _, count = line.decode().partition("\t")
             yield word, int(count)
     if digest.hexdigest() != counts.checksums[name]:
-        raise UserError(f"{counts.where}/{name} is not what was committed: {CURE}")
+        raise UserError(f"{counts.where}/{name} is not what was committed: {counts.cure}")
