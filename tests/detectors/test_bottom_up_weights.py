@@ -119,6 +119,12 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         read_network(save({"layer1.0.conv1.weight": np.zeros(3, np.float32)}, tmp_path), "cpu")
 
 
+def test_a_checkpoint_in_a_part_of_another_name_is_told(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"a": torch.zeros(1)}}, tmp_path / "x.pth")
+    with pytest.raises(UserError, match=r"refused: it has state_dict in it, not tensors by name, nor a part 'model'"):
+        read_network(tmp_path / "x.pth", "cpu")
+
+
 def test_a_deeper_network_is_refused(tmp_path: Path) -> None:
     """MILVLG's ResNet-152 has the names of its ResNet-101, and more blocks."""
     state = port_state("milvlg_caffe")

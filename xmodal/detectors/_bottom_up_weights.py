@@ -88,7 +88,10 @@ def _read(file: Path) -> Arrays:
         state = found.get("model", found) if isinstance(found, Mapping) else None
         if not isinstance(state, Mapping):
             raise ValueError(f"it has {describe(found)} in it, not tensors by name")
-        return {str(name): some.float().numpy() for name, some in state.items() if isinstance(some, torch.Tensor)}
+        arrays = {str(name): some.float().numpy() for name, some in state.items() if isinstance(some, torch.Tensor)}
+        if not arrays:
+            raise ValueError(f"it has {describe(state)} in it, not tensors by name, nor a part 'model' of them")
+        return arrays
     except OSError as error:
         raise UserError(f"weights {file} cannot be read: {error.strerror}") from error
     except (ValueError, RuntimeError, TypeError) as error:  # such as a sparse tensor
