@@ -108,7 +108,10 @@ def _by_fours(sides: list[float]) -> Boxes:
 
 
 def _of_foreign(path: Path) -> dict[str, Boxes]:
-    regions = open_regions(path)
+    try:
+        regions = open_regions(path)
+    except UserError as error:
+        raise UserError(f"{error}; boxes alone are {FORM}") from error
     if regions is None:
         raise UserError(f"{path} has no boxes: give {FORM}")
     pictures = regions.pictures(range(len(regions.ids)))

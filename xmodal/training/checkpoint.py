@@ -124,5 +124,6 @@ def read_tensors(run: str, name: str) -> dict[str, Any]:
     except NotTensors as error:
         raise UserError(f"{run}/{name} is damaged ({error.what}): {run_folder.anew(run)}") from error
     if not isinstance(found, dict):
-        raise UserError(f"{run}/{name} is damaged (it is a {type(found).__name__}): {run_folder.anew(run)}")
+        what = f"it holds a {type(found).__name__}, no tensors"
+        raise UserError(f"{run}/{name} is damaged ({what}): {run_folder.anew(run)}")
     return found
