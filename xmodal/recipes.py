@@ -14,8 +14,10 @@ FrameRule = Literal["official", "linspace"]
 EVERY = "all"  # the items of all splits and of none
 HUMAN = "human"  # the source of captions that people wrote of what they saw
 UNRELATED_TEXT = "unrelated"  # the source of captions that people wrote too, but about something else
+SENTENCES = "sentences"  # the stage of captions as vectors, and its array
 CONCEPTS = "concepts"  # the stage of captions as numbers of tags
 PHRASES = "phrases"  # the stage of phrases as vectors
+OF_CAPTIONS = {SENTENCES, CONCEPTS, PHRASES}  # with a row a caption or phrase, none a picture or clip
 WRITTEN = frozenset({HUMAN, UNRELATED_TEXT})
 
 
@@ -57,6 +59,7 @@ class Features:
     ends: int = 0  # frames dropped at both ends in evaluation
     rule: FrameRule = "official"
     method: str = since("0.2", "")  # of sentences: their codebook's, such as hglmm; "" is any
+    network: str = since("0.2", "")  # of pictures: that of their features, such as resnet50; "" is any
 
     def __post_init__(self) -> None:
         one_or_more(frames=self.frames)
@@ -232,6 +235,10 @@ class Pixels:
     erase: float = 0.0  # the chance that a rectangle is erased
     evaluation: Literal["centre", "whole_and_flipped"] = "centre"
 
+    def __post_init__(self) -> None:
+        shares(erase=self.erase)
+        known_choices(self)
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -250,8 +257,7 @@ class Phase:
 
     def __post_init__(self) -> None:
         one_or_more(epochs=self.epochs, validate_every=self.validate_every, patience=self.patience)
-        if self.captions not in ("each", "one"):
-            raise ValueError(f"no captions {self.captions!r}; there are: each, one")
+        known_choices(self)
         if not self.weights:
             raise ValueError("a phase needs a term to weigh")
         for name, weight in self.weights.items():
@@ -328,7 +334,7 @@ class DetectorRecipe:
     validation: str = ""  # to measure on; by default the one named val beside it
     least_count: int = 1  # regions of the training split that a class or an attribute has at least
     side: int = 128  # pixels to which the longer side of a picture is resized
-    width: int = 14  # of the first convolution
+    width: int = 12  # of the first convolution
     feature: int = 128  # numbers of a region's feature
     anchors: tuple[float, ...] = (0.13, 0.19, 0.27)  # their sides, as shares of `side`
     proposals: int = 20  # regions of a picture at most

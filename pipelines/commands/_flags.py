@@ -85,7 +85,7 @@ def files(parser: Parser, weights: str, vectors: str) -> None:
 
 
 IDENTIFIED = {
-    "texts": "captions as vectors, or as concepts",
+    "texts": "captions as vectors, as concepts, or as semantics",
     "pixels": "resized pictures (of clips: the frames of the features)",
 }
 
@@ -102,10 +102,10 @@ def training(parser: Parser) -> None:
     device(parser)
 
 
-def targets(parser: Parser, metavar: str) -> None:
+def targets(parser: Parser, metavar: str, nargs: int | str = "+") -> None:
     what = "a corpus, or a list, folder or mine.py of yours"
     what += f"; /STAGE for one of {', '.join(stage_names())}" if "STAGE" in metavar else ""
-    parser.add_argument("targets", nargs="+", metavar=metavar, help=what)
+    parser.add_argument("targets", nargs=nargs, metavar=metavar, help=what)
     root(parser)
 
 

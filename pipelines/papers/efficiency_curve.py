@@ -48,9 +48,10 @@ def curve(experiment: Experiment, available: Available, setup: Setup, runs: Path
     rows = evaluated(experiment, finished, setup, runs)
     points = points_of(experiment, finished, rows)
     draw_curve(experiment, points, file)
-    left = replace(experiment, rows=tuple(row for row in experiment.rows if row.run not in finished))
+    rest = tuple(row for row in experiment.rows if row.run not in finished)
+    left = replace(experiment, rows=rest, commands=())  # the command is this one
     drawn = {"curve": str(file), "points": [asdict(point) for point in points], "missing": missing}
-    return about(experiment, available) | drawn | {"rows": rows, "to_run": to_run(left, available)}
+    return about(experiment, available) | drawn | {"rows": rows, "to_run": to_run(left, available, setup, runs)}
 
 
 def why_not_measured(recipe: Recipe, run: Path) -> str:

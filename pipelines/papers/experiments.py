@@ -106,6 +106,8 @@ def _frozen(table: dict[str, Any]) -> dict[str, Any]:
 def find(text: str) -> tuple[Experiment, ...]:
     """Finds all by "", a paper's by its name, one by `pvse-2`, `PVSE:fig.7` or `dualpath Table VIII`."""
     wanted, known = _squashed(text), {_squashed(paper): of_paper(paper) for paper in papers()}
+    if re.search(r"(?<!\S)-\d", text):
+        raise UserError(f"no experiment {text!r}: tables and figures are counted from 1, as in pvse table 2")
     if not wanted:
         return tuple(each for experiments in known.values() for each in experiments)
     if wanted in known:

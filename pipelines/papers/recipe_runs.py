@@ -79,9 +79,24 @@ def recipe_with(name: str, settings: list[str]) -> Recipe:
         kept = tuple(_phase_with(phase, name, parsed) for name, phase in phases.items() if name not in left_out)
         if isinstance(parts["text"], Tokens):
             tokenizer(parts["text"].tokenizer, parts["text"].cleaning)
-        return replace(apply(recipe, "recipe", parsed), phases=kept, **parts)
+        changed = replace(apply(recipe, "recipe", parsed), phases=kept, **parts)
+        unannotated = recipe.unannotated and _beside(recipe.unannotated, recipe.view, changed.view)
+        return replace(changed, unannotated=unannotated)
     except ValueError as error:
         raise UserError(f"--set {' '.join(settings)}: {error}") from None
+
+
+def _beside(unannotated: View, before: View, view: View) -> View:
+    """The un-annotated items after `--set` has changed the annotated ones: the rest of the same split."""
+    share = Share.of(before.split)
+    if unannotated.split != (share and share.rest.name) or view.split == before.split:
+        return replace(unannotated, corpus=view.corpus)
+    if (share := Share.of(view.split)) is None:
+        raise UserError(
+            f"--set view.split={view.split}: the recipe also learns from un-annotated items, those that a share of a "
+            f"split leaves: name a share, such as {view.split}@10%, or another recipe"
+        )
+    return replace(unannotated, corpus=view.corpus, split=share.rest.name)
 
 
 def _phase_with(phase: Phase, name: str, parsed: Mapping[str, object]) -> Phase:

@@ -1,5 +1,6 @@
 """Reproduction: describes the papers' experiments, and runs one (`xmodal reproduce`)."""
 
+import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -22,18 +23,25 @@ from pipelines.papers.experiments import (
     state,
     texts_of,
 )
+from pipelines.stages import with_needs
 from pipelines.stages.proposals import ProposalsConfig
 from pipelines.stages.resnet import ResNetConfig
 from xmodal.batches.cluster_classes import CLUSTERS
-from xmodal.batches.dataset import SENTENCES
 from xmodal.errors import UserError
-from xmodal.features.opening import describe_network
+from xmodal.features.opening import describe_network, network_setting
 from xmodal.metrics.reports import Report
-from xmodal.recipes import PHRASES, Features, Recipe, Tokens, clusters_of
+from xmodal.recipes import PHRASES, SENTENCES, Features, Recipe, Tokens, clusters_of
 from xmodal.records.views import has_split, splits
-from xmodal.root.outputs import made_of
+from xmodal.root.outputs import Output, made_of
+from xmodal.training import run_folder
 from xmodal.training.run_folder import has_state
 from xmodal.training.run_setup import Setup
+
+RUNS = Path("runs")
+RECORDS, REGIONS_OF_PHRASES = "records", "regions of phrases"
+WORDS_OF_REGIONS = (  # the default detector's weights and words
+    " --file detector=vg.pkl --file object_words=objects_vocab.txt --file attribute_words=attributes_vocab.txt"
+)
 
 
 def overview() -> list[dict[str, Any]]:
@@ -51,7 +59,7 @@ def reproduce(text: str, setup: Setup | None, runs: Path, commands: Iterable[str
     if others:
         raise UserError(f"--root trains one table: name it, such as {first.name}")
     rows = run(first, available, setup, runs)
-    return [about(first, available) | {"rows": rows, "to_run": _others(first, available)}]
+    return [about(first, available) | {"rows": rows, "to_run": _others(first, available, setup.root, runs)}]
 
 
 def about(experiment: Experiment, available: Available) -> dict[str, Any]:
@@ -63,35 +71,53 @@ def about(experiment: Experiment, available: Available) -> dict[str, Any]:
     return asdict(experiment) | derived | {"rows": rows, "to_run": to_run(experiment, available)}
 
 
-def to_run(experiment: Experiment, available: Available) -> list[str]:
-    built, trained = dict[str, None](), list[str]()
+def to_run(experiment: Experiment, available: Available, setup: Setup | None = None, runs: Path = RUNS) -> list[str]:
+    """Lists the commands of an experiment; with a setup, without builds that its root has."""
+    built, trained, root = dict[str, None](), list[str](), setup.root if setup else "data"
     for row in _ready_runs(experiment, available):
-        recipe, folder = recipe_of(row, available), shlex.quote(f"runs/{row.run}")
-        built |= dict.fromkeys(_builds(recipe, experiment, "data"))
+        recipe, folder, at = recipe_of(row, available), shlex.quote(str(runs / row.run)), _at(root)
+        lacking = _lacking(recipe, setup) if setup else {}
+        for stage, command in _builds(recipe, experiment, root).items():
+            if not setup or RECORDS in lacking or ": build " in lacking.get(stage, ""):  # not only: say which
+                built[command] = None
         vectors = f" --vectors {_vectors(recipe)}.txt" if _vectors(recipe) else ""
-        trained.append(f"xmodal train {row.recipe} --root data --run {folder}{vectors}{_set(row.settings)}")
+        trained.append(f"xmodal train {row.recipe}{at} --run {folder}{vectors}{_set(row.settings)}")
         split = f" --split {recipe.validation.split}" if experiment.on_validation else ""
         for score in dict.fromkeys(each.score for each in experiment.rows if each.run == row.run):
             distance = f" --distance {score}" if score else ""
-            trained.append(f"xmodal evaluate {folder} --root data{split}{distance}")
-    return [*built, *trained, *_others(experiment, available)]
+            trained.append(f"xmodal evaluate {folder}{at}{split}{distance}")
+    return [*built, *trained, *_others(experiment, available, root, runs)]
 
 
-def _builds(recipe: Recipe, experiment: Experiment, root: str) -> Iterator[str]:
-    at = f"--root {shlex.quote(root)}"
-    yield f"xmodal build {recipe.view.corpus} {at}"
+def _at(root: str) -> str:
+    return f" --root {shlex.quote(root)}"
+
+
+def _builds(recipe: Recipe, experiment: Experiment, root: str) -> dict[str, str]:
+    """Commands by stage. All give a stage that several read the same settings and files: other ones, other outputs."""
+    corpus, at = recipe.view.corpus, _at(root)
+    commands = {RECORDS: f"xmodal build {corpus}{at}"}
     for stage in [*stages_of(recipe), *texts_of(recipe)]:
-        settings = _set(setting for setting in experiment.build if setting.startswith(f"{stage}."))
+        read = {*with_needs([stage])}
+        settings = _set(_settings(read, recipe, experiment))
+        if "regions" in read and "regions.detector=" not in settings:
+            settings += WORDS_OF_REGIONS
         if stage in (SENTENCES, PHRASES):
             settings += _set_codebook(recipe)
         if stage == CLUSTERS:
-            of_resnet = (setting for setting in experiment.build if setting.startswith("resnet."))
-            found = (f"clusters.count={clusters_of(recipe.model)}", f"clusters.split={recipe.view.split}")
-            settings += _set([*of_resnet, *found])
-        yield f"xmodal build {recipe.view.corpus}/{stage} {at}{settings}"
+            settings += _set((f"clusters.count={clusters_of(recipe.model)}", f"clusters.split={recipe.view.split}"))
+        commands[stage] = f"xmodal build {corpus}/{stage}{at}{settings}"
     if recipe.reads_phrases:
         detector = f"regions.detector={ProposalsConfig().detector}"
-        yield f"xmodal build {recipe.view.corpus}/regions {at}{_set([detector, 'regions.boxes=phrases'])}"
+        commands[REGIONS_OF_PHRASES] = f"xmodal build {corpus}/regions{at}{_set([detector, 'regions.boxes=phrases'])}"
+    return commands
+
+
+def _settings(read: set[str], recipe: Recipe, experiment: Experiment) -> Iterator[str]:
+    """Settings of the stages that one reads, and of itself: the recipe's network, and those of the experiment."""
+    if recipe.visual.network and recipe.visual.stage in read:
+        yield network_setting(recipe.visual.stage, recipe.visual.network)
+    yield from (setting for setting in experiment.build if setting.partition(".")[0] in read)
 
 
 def _set_codebook(recipe: Recipe) -> str:
@@ -100,8 +126,16 @@ def _set_codebook(recipe: Recipe) -> str:
     return f"{_set([*settings, f'codebook.split={recipe.view.split}'])} --vectors word2vec.bin"
 
 
-def _others(experiment: Experiment, available: Available) -> list[str]:
-    return [f"xmodal {text}" for text in experiment.commands if text.split()[0] in available.commands]
+def _others(experiment: Experiment, available: Available, root: str, runs: Path) -> list[str]:
+    """The further commands, which files write with the root `data` and the runs `runs`."""
+    known = (text for text in experiment.commands if text.split()[0] in available.commands)
+    of_runs = "" if runs == RUNS else f" --runs {shlex.quote(str(runs))}"
+    commands = []
+    for text in known:
+        moved = re.sub(r"(?<= )runs/[^ ]+", lambda run: shlex.quote(str(runs / run[0].removeprefix("runs/"))), text)
+        command = moved.replace(" --root data", _at(root))
+        commands.append(f"xmodal {command}{of_runs if command.startswith('reproduce') else ''}")
+    return commands
 
 
 def _set(settings: Iterable[str]) -> str:
@@ -130,7 +164,7 @@ def evaluated(experiment: Experiment, recipes: Mapping[str, Recipe], setup: Setu
     from xmodal.evaluation.phrase_runs import evaluate_phrases
     from xmodal.evaluation.run_metrics import evaluate
 
-    rows = [asdict(row) | {"measured": None} for row in experiment.rows]
+    rows = [asdict(row) | {"measured": None, "on": None, "from": None} for row in experiment.rows]
     for row, told in zip(experiment.rows, rows, strict=True):
         if recipe := recipes.get(row.run):
             split = recipe.validation.split if experiment.on_validation else None
@@ -139,8 +173,13 @@ def evaluated(experiment: Experiment, recipes: Mapping[str, Recipe], setup: Setu
                 found = evaluate_phrases(run, setup, split)
                 of_phrases = [name for name in columns if name.startswith(OF_PHRASES)]
                 told["measured"] = {name: found.value(name.removeprefix(OF_PHRASES)) for name in of_phrases}
+                told["on"] = {"split": found.split, "items": found.pictures, "phrases": found.phrases}
+                told["from"] = {"features": found.proposals, "network": run_folder.read(run).weights}
             else:
-                told["measured"] = measured(evaluate(run, setup, split, distance=row.score or None), columns)
+                report = evaluate(run, setup, split, distance=row.score or None)
+                told["measured"] = measured(report, columns)
+                told["on"] = {"split": report.split, "items": report.items, "captions": report.captions}
+                told["from"] = {"features": report.features, "network": report.weights}
     return rows
 
 
@@ -168,46 +207,60 @@ def _without_vectors(recipe: Recipe, run: Path, file: str | Path | None) -> Iter
 
 
 def _not_built(recipe: Recipe, experiment: Experiment, setup: Setup) -> Iterator[str]:
-    first, *others = _builds(recipe, experiment, setup.root)
-    features = stages_of(recipe)
+    commands = _builds(recipe, experiment, setup.root)
+    for stage, trouble in _lacking(recipe, setup).items():
+        absent, builds, _ = trouble.partition(": build it first")
+        yield f"{absent} (`{commands[stage]}`)" if builds else absent
+
+
+def _lacking(recipe: Recipe, setup: Setup) -> dict[str, str]:
+    """What keeps a recipe from reading its outputs, by their stage."""
     try:
         tables = setup.tables(recipe.view.corpus)
     except UserError as trouble:
-        yield _with_command(trouble, first)
-        return
-    for view in (recipe.view, recipe.validation):
-        if not has_split(tables, view.split):
-            yield f"{view.corpus} has no split {view.split!r}; there are: {', '.join(splits(tables))}"
-    for stage, command in zip(texts_of(recipe), others[len(features) :], strict=True):
+        return {RECORDS: str(trouble)}
+    found = dict[str, str]()
+    absent = [view.split for view in (recipe.view, recipe.validation) if not has_split(tables, view.split)]
+    if absent:
+        there = ", ".join(splits(tables))
+        found[RECORDS] = "; ".join(f"{recipe.view.corpus} has no split {one!r}; there are: {there}" for one in absent)
+    for stage in texts_of(recipe):
         if not any(made_of(tables, stage)):
-            yield f"there is no {stage} of {recipe.view.corpus} (`{command}`)"
-    for stage, command in zip(features, others, strict=False):
+            found[stage] = f"there is no {stage} of {recipe.view.corpus}: build it first"
+    try:
+        setup.with_named_texts(recipe, tables)
+    except UserError as trouble:
+        found["texts"] = str(trouble)
+    for stage in stages_of(recipe):
         try:
-            if isinstance(recipe.text, Features) and stage == recipe.text.stage:
-                setup.texts_of(recipe.text, tables, setup.store(recipe.visual.stage, tables))
-                continue
-            if stage == CLUSTERS:
-                setup.clusters(recipe, tables, setup.store(recipe.visual.stage, tables))
-                continue
-            store = setup.store(stage, tables)
-            if store.spec.ragged and any(phase.pixels for phase in recipe.phases):
-                setup.pictures(store, tables)
+            _open(stage, recipe, setup, tables)
         except UserError as trouble:
-            yield _with_command(trouble, command)
+            found[stage] = str(trouble)
     if recipe.reads_phrases and not setup.has_annotated_boxes(tables):
-        yield f"there are no features of the boxes that phrases of {recipe.view.corpus} name (`{others[-1]}`)"
+        boxes = f"the boxes that phrases of {recipe.view.corpus} name"
+        found[REGIONS_OF_PHRASES] = f"there are no features of {boxes}: build it first"
+    return found
 
 
-def _with_command(trouble: UserError, command: str) -> str:
-    absent, builds, _ = str(trouble).partition(": build it first")
-    return f"{absent} (`{command}`)" if builds else absent
+def _open(stage: str, recipe: Recipe, setup: Setup, tables: Output) -> None:
+    """Refuses what training would refuse of a stage."""
+    if isinstance(recipe.text, Features) and stage == recipe.text.stage:
+        setup.texts_of(recipe.text, tables, setup.visual(recipe, tables))
+    elif stage == CLUSTERS:
+        setup.clusters(recipe, tables, setup.visual(recipe, tables))
+    else:
+        store = setup.visual(recipe, tables) if stage == recipe.visual.stage else setup.store(stage, tables)
+        if store.spec.ragged and any(phase.pixels for phase in recipe.phases):
+            setup.pictures(store, tables)
 
 
 def _other_network(recipe: Recipe, experiment: Experiment, setup: Setup) -> str | None:
-    store = setup.store(recipe.visual.stage, setup.tables(recipe.view.corpus))
+    if recipe.visual.stage != "resnet" or recipe.visual.network:  # another one than a recipe names is refused
+        return None
+    store = setup.visual(recipe, setup.tables(recipe.view.corpus))
     settings = dict(setting.split("=", 1) for setting in experiment.build)
     wanted = settings.get("resnet.network", ResNetConfig().network)
-    if recipe.visual.stage != "resnet" or store.provenance.get("network") == wanted:
+    if store.provenance.get("network") == wanted:
         return None
     return f"{store.output.where} is by {describe_network(store)}, not by the {wanted} of {experiment.name}"
 

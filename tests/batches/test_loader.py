@@ -354,10 +354,12 @@ def test_a_state_goes_on_with_exactly_the_remaining_samples(
         {"seed": 0, "epoch": -1, "cursor": 0},
         {"seed": 0, "epoch": 0},
         {"seed": 0, "epoch": 0, "cursor": 12.0},
+        None,
+        [0, 0, 0],
     ],
 )
 def test_a_state_of_other_epochs_is_refused(root: str, state: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="is no place in epochs of 79 samples"):
+    with pytest.raises(ValueError, match="is no place in epochs of 79 samples: give the dict that state_dict"):
         Loader(reader(root), BATCH).load_state_dict(state)
 
 

@@ -127,6 +127,13 @@ def numbers_of(batches: Iterator[Batch]) -> list[list[int]]:
     return [[*stream.captions.tolist(), *stream.positives.flatten().tolist()] for stream in streams]
 
 
+def test_every_epoch_has_every_phrase_once_in_another_order(features: PhraseFeatures) -> None:
+    loader = PhraseLoader(features, replace(RULE, neighbours=1), 16, seed=3)
+    first, second = ([n for batch in loader for n in batch.streams[ANNOTATED].captions.tolist()] for _ in range(2))
+    assert sorted(first) == sorted(second) == list(range(len(features)))
+    assert first != second
+
+
 def test_it_goes_on_where_it_was_broken_off(features: PhraseFeatures) -> None:
     whole = PhraseLoader(features, RULE, 16, seed=3)
     first, second = numbers_of(iter(whole)), numbers_of(iter(whole))

@@ -188,6 +188,16 @@ def test_long_commands_can_be_quiet() -> None:
         assert commands.parser().parse_args([name, *needed, "--quiet"]).quiet
 
 
+def test_publish_takes_one_corpus_as_its_usage_says(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        commands.parser().parse_args(["publish", "coco", "cub", "--root", "r", "--out", "o"])
+    said = capsys.readouterr().err
+    assert "unrecognized arguments: cub" in said
+    with pytest.raises(SystemExit):
+        commands.parser().parse_args(["publish", "--help"])
+    assert "[CORPUS" not in capsys.readouterr().out
+
+
 def test_a_root_that_cannot_be_made_is_not_said_to_be_damaged(xmodal: Xmodal, publisher: Publisher) -> None:
     complaint = xmodal("build", publisher.file, "--root", "/proc/nowhere/root").complaint
     assert "/proc/nowhere/root" in complaint

@@ -55,6 +55,8 @@ def test_an_overlap_just_at_the_bound_is_compared_as_torchvision_does() -> None:
     boxes, scores = np.array([[0, 0, 10, 1], [0, 0, 3, 1]], np.float32), np.array([[0.9], [0.8]], np.float32)
     assert suppress(boxes, scores, 0.3)[:, 0].tolist() == [True, False]
     assert nms(torch.from_numpy(boxes), torch.from_numpy(scores[:, 0]), 0.3).tolist() == [0]
+    halves = np.array([[0, 0, 10, 1], [0, 0, 5, 1]], np.float32)
+    assert suppress(halves, scores, 0.5).all(), "as much as the bound is not more"
 
 
 def test_of_equal_scores_the_first_box_stays() -> None:

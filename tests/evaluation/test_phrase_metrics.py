@@ -14,6 +14,7 @@ from PIL import Image
 
 from pipelines.demo.world import World, box
 from pipelines.engine.build_options import BuildOptions
+from pipelines.engine.building import build
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import xmodal as xmodal
@@ -21,7 +22,8 @@ from tests.features.test_open import records_root
 from tests.publishers.flickr30k import Picture, pictures
 from tests.publishers.flickr30k_entities import scene_chain, sentences, unboxed, write
 from tests.toy_detector import toy_detector as toy_detector
-from xmodal.batches.annotated_phrases import EMPTY, SILENT, UNBOXED, UNSEEN, annotated_phrases
+from tests.toy_root import Facts, facts
+from xmodal.batches.annotated_phrases import EMPTY, SILENT, UNBOXED, UNSEEN, annotated_phrases, proposals_of
 from xmodal.checks.phrase_pictures import found_phrases
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
@@ -260,12 +262,29 @@ def test_phrases_are_drawn_where_they_are_and_where_they_were_found(
     [
         (np.zeros((3, PROPOSED)), r"is 3 x 12, but plummer/test has \d+ phrases to find among up to 12 proposals"),
         (np.zeros((1, 1)), "columns proposals"),
-        (np.zeros((2, 3, 4)), "no .npy file of a matrix of numbers"),
-        (np.zeros((0, 0)), "no .npy file of a matrix of numbers"),
+        (np.zeros((2, 3, 4)), "is 2 x 3 x 4: a matrix of rows and columns is expected"),
+        (np.zeros((0, 0)), "is 0 x 0: a matrix"),
     ],
 )
 def test_scores_of_another_shape_are_refused(scores: object, said: str, tmp_path: Path, root: str, file: str) -> None:
     assert re.search(said, line_of(partial(score_phrases, saved(tmp_path, scores), root, CORPUS, file)))
+
+
+def test_more_columns_than_any_picture_has_boxes_are_refused(tmp_path: Path, root: str, file: str) -> None:
+    scores = np.zeros((len(to_find()), PROPOSED + 1))
+    said = line_of(partial(score_phrases, saved(tmp_path, scores), root, CORPUS, file))
+    assert f"is {len(scores)} x 13, but plummer/test has {len(scores)} phrases to find among up to 12 proposals" in said
+
+
+def test_one_of_several_proposals_is_named_by_the_flag_that_takes_it(tmp_path: Path) -> None:
+    root = records_root(tmp_path, {"one/test": [0, 1]})
+    (records,) = find(root, "records")
+    for seed in range(2):
+        build(facts(Facts(2, seed=seed)), records.storage)
+    said = line_of(partial(proposals_of, root, records, "resnet"))
+    assert "several sets of features 'resnet'" in said
+    assert "name one by --proposals STAGE/IDENTITY" in said
+    assert "--features" not in said
 
 
 def test_a_score_that_is_no_number_is_refused_with_its_place(tmp_path: Path, root: str, file: str) -> None:

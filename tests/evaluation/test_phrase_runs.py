@@ -134,7 +134,8 @@ def test_distances_of_two_runs_are_mixed_as_equation_8_says(
     with torch.inference_mode():
         images = asked.scorer.encode_visual(asked.reader.visual(slice(0, None)))
         sentences = asked.scorer.encode_text(asked.reader.text(slice(0, None)))
-        mixed = np.linalg.norm(images.numpy()[:, None] - sentences.numpy()[None], axis=2)
+        wholes = np.linalg.norm(images.numpy()[:, None] - sentences.numpy()[None], axis=2)
+        parts = wholes.copy()
         phrases = found.scorer.encode_text(vectors(features.text(slice(0, None)))).numpy()
         for place, id in enumerate(examples.ids):
             regions = found.scorer.encode_visual(vectors(features.proposals.read([id])[0])).numpy()
@@ -142,14 +143,17 @@ def test_distances_of_two_runs_are_mixed_as_equation_8_says(
                 its = [n for n, one in enumerate(features.phrases.matches) if one.caption == caption]
                 if its:
                     nearest = np.linalg.norm(phrases[its][:, None] - regions[None], axis=2).min(axis=1)
-                    mixed[place, column] = 0.8 * mixed[place, column] + 0.2 * nearest.mean()
-    nearest_item = mixed.argmin(axis=0)
-    expected = 100 * np.mean(nearest_item == examples.caption_items)
+                    parts[place, column] = nearest.mean()
+    for share in (0.2, 0.9):
+        mixed = (1 - share) * wholes + share * parts
+        ranks = (mixed < mixed[examples.caption_items, np.arange(len(mixed.T))]).sum(axis=0)
+        report = evaluate_combined(whole, run, Setup(root), share=share)
+        for first in (1, 5):
+            expected = 100 * np.mean(ranks < first)
+            assert report.metrics.value(f"R@{first}", "text_to_visual", "all") == pytest.approx(expected)
     command = ["evaluate", whole, "--with", run, "--root", root, "--json"]
     said, alone = xmodal(*command).json, xmodal("evaluate", whole, "--root", root, "--json").json
-    report = evaluate_combined(whole, run, Setup(root))
-    assert report.metrics.value("R@1", "text_to_visual", "all") == pytest.approx(expected)
-    assert said == json.loads(report.to_json())
+    assert said == json.loads(evaluate_combined(whole, run, Setup(root)).to_json())
     assert said["recipe"] == "toy-whole with 0.2 of toy-phrases"
     assert xmodal(*command, "--share", 0).json["scores"] == alone["scores"] != said["scores"]
     assert "--share is from 0 to 1, not 2" in xmodal(*command, "--share", 2).complaint

@@ -27,7 +27,10 @@ from xmodal.batches.loader import Loader
 from xmodal.corpora import load
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
+from xmodal.features.model_facts import ModelFacts
+from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore, extents_file, index_files, shard_file, write_ragged_shard
+from xmodal.media.preparation import Preparation
 from xmodal.recipes import Tokens
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
@@ -146,6 +149,39 @@ def test_features_are_chosen_by_stage(tmp_path: Path) -> None:
     dataset = xmodal.open(root, "pictures")
     assert dataset.store("arrays").spec.name == "regions"
     assert len(list(dataset.loader(features="resnet"))) == 1
+
+
+@dataclass(frozen=True)
+class ModelRows(Facts):
+    output: str = "pooled"
+    prepared: ModelFacts | None = None
+
+
+def test_scores_of_classes_count_only_where_they_are_named(tmp_path: Path) -> None:
+    """The tags stage makes them for itself."""
+    root = make_root(tmp_path, items=60, features=0)
+    records = xmodal.open(root, "pictures").records
+    scores = build(replace(facts(ModelRows(60, output="classes")), name="features"), open_storage(root))
+    with pytest.raises(UserError, match=f"no features but scores of classes.* these by --features {scores.identity}"):
+        open_features(root, "features", None, records)
+    with pytest.raises(UserError, match="there are no features"):
+        xmodal.open(root, "pictures").store()
+    rows = build(replace(facts(ModelRows(60, seed=1)), name="features"), open_storage(root))
+    assert open_features(root, "features", None, records).output.identity == rows.identity
+    assert open_features(root, "features", scores.identity, records).output.identity == scores.identity
+    assert xmodal.open(root, "pictures").store().output.identity == rows.identity
+    assert xmodal.open(root, "pictures").store(scores.identity).output.identity == scores.identity
+
+
+def test_outputs_are_told_apart_in_plain_words(tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=60, features=0)
+    for width in (32, 64):
+        prepared = ModelFacts(Preparation((width,), (width, width)), (width,), 1.0)
+        build(replace(facts(ModelRows(60, width=width, prepared=prepared)), name="features"), open_storage(root))
+    there = line_of(lambda: open_features(root, "features", None, xmodal.open(root, "pictures").records))
+    assert re.search(r"\(width=32\), \w+ \(width=64\)|\(width=64\), \w+ \(width=32\)", there)
+    assert "{" not in there
+    assert "{" not in str(xmodal.open(root, "pictures"))
 
 
 def test_what_is_missing_is_said_in_a_line(root: str, tmp_path: Path) -> None:

@@ -150,9 +150,11 @@ WRONG: list[tuple[NDArray[Any], str]] = [
     (np.zeros((2 * ITEMS, ITEMS)), r"is 120 x 60, which has captions as rows: save its transpose"),
     (np.zeros((ITEMS, 5)), r"is 60 x 5, but the split has 60 items and 121 captions \(or 60, 120: the first captions"),
     (np.zeros((5, 2 * ITEMS)), r"is 5 x 120, but the split has 60 items"),
-    (np.zeros(5), r"sims\.npy is no \.npy file of a matrix of numbers"),
-    (np.zeros((0, 0)), r"sims\.npy is no \.npy file of a matrix of numbers"),
-    (np.zeros((ITEMS, 2 * ITEMS), bool), r"sims\.npy is no \.npy file of a matrix of numbers"),
+    (np.zeros(5), r"sims\.npy is 5: a matrix of rows and columns is expected, at least one of each"),
+    (np.zeros(()), r"sims\.npy is one number: a matrix of rows and columns is expected"),
+    (np.zeros((0, 0)), r"sims\.npy is 0 x 0: a matrix of rows and columns is expected"),
+    (np.zeros((ITEMS, 2 * ITEMS), bool), r"sims\.npy has values of type bool: floats or integers are expected"),
+    (np.zeros((ITEMS, 2 * ITEMS), complex), r"sims\.npy has values of type complex128: floats or integers are"),
     (np.full((ITEMS, 2 * ITEMS), np.nan), r"sims\.npy: the similarity of visual row 0 and text row 0 is nan"),
 ]
 
@@ -177,6 +179,9 @@ def test_files_that_are_no_matrix_are_refused(root: str, tmp_path: Path) -> None
         with pytest.raises(UserError, match=r"is no \.npy file of a matrix of numbers") as found:
             score(tmp_path / "sims.npy", root, "pictures")
         assert "pickle" not in str(found.value)
+    np.savez(tmp_path / "sims.npz", one=np.zeros((ITEMS, ITEMS)))
+    with pytest.raises(UserError, match=r"holds several arrays, as numpy\.savez writes them"):
+        score(tmp_path / "sims.npz", root, "pictures")
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from pipelines.cli import main
 from pipelines.papers import reproduction
 from pipelines.papers.experiments import Available, find
-from pipelines.papers.recipe_runs import recipes
 from pipelines.stages.texts.codebook import CodebookConfig
 from tests.golden import golden
 from tests.toy_root import coded, fit, make_root
@@ -451,14 +450,3 @@ def test_flags_that_would_change_nothing_are_refused(
     assert main(["train", recipe, "--corpus", "pictures", "--root", root, "--run", str(run), *flags]) == 1
     assert said in capsys.readouterr().err
     assert not run.exists()
-
-
-def test_recipes_read_what_the_papers_rows_say() -> None:
-    known = recipes()
-    for corpus, train in (("flickr30k", "plummer/train"), ("coco", "two_branch/train")):
-        for name, method in (("cca", "hglmm"), ("normalised-cca", "hglmm"), ("mean-vector", "mean")):
-            recipe = known[f"{name}-{corpus}"]
-            assert (recipe.view.corpus, recipe.view.split, recipe.visual.stage) == (corpus, train, "features")
-            assert recipe.text == Features("sentences", method=method)
-    assert known["normalised-cca-coco"].model == CCAConfig(eta=0.0, ridge=1e-4, power=4.0)
-    assert known["cca-coco"].model == CCAConfig(ridge=1e-8, power=1.0, weights="correlations")

@@ -9,7 +9,6 @@ import pytest
 from tests.toy_root import coded, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from xmodal import models
-from xmodal.batches.dataset import SENTENCES
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
 from xmodal.batches.texts import Texts
@@ -19,7 +18,7 @@ from xmodal.evaluation.run_metrics import open_run
 from xmodal.features.opening import open_features
 from xmodal.models import Inputs
 from xmodal.progress import Silence
-from xmodal.recipes import Features, Positional, Recipe, View
+from xmodal.recipes import SENTENCES, Features, Positional, Recipe, View
 from xmodal.root.selection import find_output
 from xmodal.text.vocabularies import SPECIALS, Vocabulary
 from xmodal.training import run_folder

@@ -125,7 +125,8 @@ RECIPE = Recipe(
 
 WARM_UP = replace(PHASE, weights={"mil": 1.0, "diversity": Relative(0.1, to="mil")}, frozen=("words.*",))
 CLASSES = replace(PHASE, sampler=OnePerClass(), validate_every=50)
-MINED = replace(PHASE, sampler=Candidates(texts=2), pixels=Pixels("random", True, evaluation="whole_and_flipped"))
+PIXELS = Pixels("random", True, evaluation="whole_and_flipped")
+MINED = replace(PHASE, sampler=Candidates(texts=2), pixels=PIXELS)
 OPTIMISERS = (
     Optimiser("adamp", 1e-4, clip_norm=2.0, unclipped=("scale", "shift"), schedule=Cosine(50)),
     Optimiser("sgd", 0.1, weight_decay=5e-4, momentum=0.9, schedule=Step((10, 20), 0.1)),
@@ -170,6 +171,10 @@ def test_recipes_are_frozen(value: object, field: str) -> None:
         (PHASE, {"epochs": 2.5}, "^epochs 2.5 must be a whole number, 1 or more$"),
         (PHASE, {"weights": {"hinge": "1"}}, "^the weight of 'hinge' is '1', no number$"),
         (ADAM, {"learning_rate": "1"}, "^learning_rate '1' must be above zero$"),
+        (PHASE, {"captions": "two"}, "^no captions 'two'; there are: each, one$"),
+        (PIXELS, {"crop": "left"}, "^no crop 'left'; there are: resized, random, centre$"),
+        (PIXELS, {"evaluation": "whole"}, "^no evaluation 'whole'; there are: centre, whole_and_flipped$"),
+        (PIXELS, {"erase": 1.5}, "^erase 1.5 must be from 0 to 1$"),
         (PHASE, {"weights": {}}, "a term to weigh"),
         (PHASE, {"weights": {"a": 1.0, "b": Relative(0.1, to="c")}}, "'b' is weighed relative to 'c'"),
         (PHASE, {"weights": {"b": Relative(0.1, to="b")}}, "'b' is weighed relative to 'b'"),
@@ -181,7 +186,7 @@ def test_recipes_are_frozen(value: object, field: str) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    value: Optimiser | Phase | Recipe, changes: dict[str, object], message: str
+    value: Optimiser | Phase | Pixels | Recipe, changes: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         replace(value, **changes)  # type: ignore[arg-type]

@@ -2,11 +2,15 @@
 
 import re
 from collections.abc import Iterator
-from typing import Any, get_args, get_type_hints
+from dataclasses import replace
+from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import pytest
 
-from xmodal.models import load
+from pipelines.papers.recipe_runs import recipe_with
+from xmodal.errors import UserError
+from xmodal.models import load, names, recipes_of
+from xmodal.recipes import Recipe
 from xmodal.root.identity import to_plain
 
 VSEPP = "docs/models.md#vsepp"
@@ -17,8 +21,6 @@ FRAMES, VOCABULARY, RECALL = "docs/models.md#frame-sampling", "docs/models.md#vo
 PCME_ENCODERS, PCME_SAMPLES = "docs/models.md#pcme-encoders", "docs/models.md#pcme-samples"
 PCME_LOSSES, PCME_SCORES = "docs/models.md#pcme-losses", "docs/models.md#pcme-scores"
 PCME_TRAINING = "docs/models.md#pcme-training"
-EMBEDDING, SENTENCES = "docs/models.md#two-branch-embedding", "docs/models.md#two-branch-evaluation"
-TRIPLETS, NEIGHBOURS = "docs/models.md#two-branch-losses", "docs/models.md#two-branch-sampling"
 PLATEAU = {"_type": "Plateau", "factor": 0.5, "patience": 10, "minimum": 1e-10}
 FREE = ["scale", "shift"]
 
@@ -182,56 +184,6 @@ TABLES: dict[str, tuple[tuple[str, ...], tuple[tuple[str, str, tuple[Any, ...]],
             ),
         ),
     ),
-    "two_branch": (
-        ("two-branch-flickr30k-constraints", "two-branch-coco-constraints", "two-branch-flickr30k-official-code"),
-        (
-            ("batch_size", TRIPLETS, (1500, 1500, 500)),
-            ("precision", "ours", ("single",) * 3),
-            ("seed", "ours", (0,) * 3),
-            ("unannotated", EMBEDDING, (None,) * 3),
-            ("view.captions_per_item", SENTENCES, (5,) * 3),
-            ("visual.frames", SENTENCES, (None,) * 3),
-            ("visual.ends", SENTENCES, (0,) * 3),
-            ("visual.rule", SENTENCES, ("official",) * 3),
-            ("text.stage", SENTENCES, ("sentences",) * 3),
-            ("text.method", SENTENCES, ("hglmm",) * 3),
-            ("text.frames", SENTENCES, (None,) * 3),
-            ("text.ends", SENTENCES, (0,) * 3),
-            ("text.rule", SENTENCES, ("official",) * 3),
-            ("model.hidden", EMBEDDING, (2048,) * 3),
-            ("model.width", EMBEDDING, (512,) * 3),
-            ("model.layout", EMBEDDING, ("paper", "paper", "code")),
-            ("model.dropout", EMBEDDING, (0.5,) * 3),
-            ("model.statistics", SENTENCES, ("training",) * 3),
-            ("model.reduction", TRIPLETS, ("mean",) * 3),
-            ("model.margin", TRIPLETS, (0.1, 0.1, 0.05)),
-            ("model.most", TRIPLETS, (50, 50, 10)),
-            ("model.offset", TRIPLETS, (0, 0, 1e-4)),
-            ("model.neighbour", TRIPLETS, ("each", "each", "farthest")),
-            ("phases.0.epochs", "ours", (30,) * 3),
-            ("phases.0.weights.visual", TRIPLETS, (1,) * 3),
-            ("phases.0.weights.text", TRIPLETS, (2, 2, 1.5)),
-            ("phases.0.weights.visual_neighbours", TRIPLETS, (0,) * 3),
-            ("phases.0.weights.text_neighbours", TRIPLETS, (0.2, 0.2, 0.05)),
-            ("phases.0.frozen", EMBEDDING, ([],) * 3),
-            ("phases.0.pixels", EMBEDDING, (None,) * 3),
-            ("phases.0.sampler", NEIGHBOURS, 3 * ({"_type": "Neighbours", "captions": 2},)),
-            ("phases.0.validate_every", "ours", (1,) * 3),
-            ("phases.0.patience", "ours", (None,) * 3),
-            ("phases.0.optimiser.rule", TRIPLETS, ("sgd", "sgd", "adam")),
-            ("phases.0.optimiser.learning_rate", TRIPLETS, (0.1, 0.1, 1e-4)),
-            ("phases.0.optimiser.weight_decay", TRIPLETS, (5e-4, 5e-4, 0)),
-            ("phases.0.optimiser.momentum", TRIPLETS, (0.9, 0.9, 0)),
-            ("phases.0.optimiser.clip_norm", TRIPLETS, (None,) * 3),
-            ("phases.0.optimiser.unclipped", TRIPLETS, ([],) * 3),
-            ("phases.0.optimiser.multipliers", TRIPLETS, ([],) * 3),
-            (
-                "phases.0.optimiser.schedule",
-                TRIPLETS,
-                (*2 * ({"_type": "Step", "after": [10, 20], "factor": 0.1},), None),
-            ),
-        ),
-    ),
 }
 NAMES = ("name", "cites", "view.corpus", "view.split", "view.text", "validation", "visual.stage")
 CASES = [(model, recipe) for model, (recipes, _) in TABLES.items() for recipe in recipes]
@@ -261,22 +213,20 @@ def test_a_recipe_has_the_numbers_of_its_paper_and_no_others(model: str, name: s
     assert found == expected
 
 
-CHOICES = {
-    "a3vse": ("attention",),
-    "cca": ("weights",),
-    "dan": ("negatives", "reduction"),
-    "devise": ("negatives", "reduction"),
-    "order_embeddings": ("negatives", "violation"),
-    "pcme": ("kl", "uniformity", "distance"),
-    "pvse": ("visual", "negatives", "reduction", "similarity", "fusion", "kernel"),
-    "scan": ("direction", "aggregation", "normalisation", "negatives"),
-    "vsepp": ("negatives", "similarity"),
-}
+# Every field that names one of a few values, in each kind of config that a model's recipes have.
+CHOICES = [
+    pytest.param(recipe, name, id=f"{type(recipe.model).__name__}-{name}")
+    for model in names()
+    for recipe in {type(one.model): one for one in recipes_of(model)}.values()
+    for name, kind in get_type_hints(type(recipe.model)).items()
+    if get_origin(kind) is Literal
+]
 
 
-@pytest.mark.parametrize(("model", "field"), [(model, field) for model, names in CHOICES.items() for field in names])
-def test_a_choice_that_there_is_not_is_refused_and_the_known_ones_are_named(model: str, field: str) -> None:
-    config = type(load(model).RECIPES[0].model)
-    known = ", ".join(map(str, get_args(get_type_hints(config)[field])))
+@pytest.mark.parametrize(("recipe", "field"), CHOICES)
+def test_a_choice_that_there_is_not_is_refused_and_the_known_ones_are_named(recipe: Recipe, field: str) -> None:
+    known = ", ".join(map(str, get_args(get_type_hints(type(recipe.model))[field])))
     with pytest.raises(ValueError, match=re.escape(f"no {field} 'hard'; there are: {known}")):
-        config(**{field: "hard"})
+        replace(cast(Any, recipe.model), **{field: "hard"})
+    with pytest.raises(UserError, match=re.escape(f"--set model.{field}=hard: not one of {known}") + "$"):
+        recipe_with(recipe.name, [f"model.{field}=hard"])

@@ -18,7 +18,6 @@ from xmodal.losses.triplets import farthest, squared_distances, triplet_loss
 from xmodal.models import Inputs
 from xmodal.models.two_branch import (
     OFFICIAL_CODE,
-    RECIPES,
     Branch,
     SimilarityConfig,
     SimilarityNetwork,
@@ -26,7 +25,6 @@ from xmodal.models.two_branch import (
     TwoBranchConfig,
     combined_distance,
 )
-from xmodal.recipes import Neighbours
 
 Array = NDArray[np.float64]
 
@@ -346,6 +344,41 @@ def test_one_pair_alone_is_a_batch() -> None:
         assert loss.item() == 0
 
 
+@pytest.mark.parametrize("layout", ["paper", "code"])
+def test_training_drops_half_of_the_hidden_numbers_and_doubles_the_others(layout: Any) -> None:
+    torch.manual_seed(0)
+    branch = Branch(6, TwoBranchConfig(hidden=400, width=4, layout=layout)).train()
+    seen, rows = list[Tensor](), torch.randn(50, 6)
+    branch.second.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    branch(rows)
+    hidden = branch.first(rows)
+    whole = (hidden if layout == "paper" else (hidden - hidden.mean(0)) / hidden.std(0, correction=0)).relu()
+    is_kept = seen[0] > 0
+    torch.testing.assert_close(seen[0][is_kept], 2 * whole[is_kept], rtol=1e-3, atol=1e-3)
+    assert is_kept.sum() / (whole > 0).sum() == pytest.approx(0.5, abs=0.02)
+    branch.eval()(rows)
+    assert (seen[1] > 0).float().mean() > 0.4
+
+
+@pytest.mark.parametrize(("layout", "momentum"), [("paper", 0.1), ("code", 0.9)])
+def test_running_statistics_follow_a_batch_as_fast_as_the_paper_s_or_the_code_s(layout: Any, momentum: float) -> None:
+    """TensorFlow's momentum of 0.1 is torch's 0.9: docs/models.md#two-branch-embedding."""
+    torch.manual_seed(0)
+    branch, rows = Branch(6, TwoBranchConfig(hidden=5, width=4, layout=layout, dropout=0.0)), torch.randn(50, 6)
+    branch.train()(rows)
+    inside = branch.first(rows) if layout == "code" else branch.second(branch.first(rows).relu())
+    torch.testing.assert_close(branch.norm.running_mean, momentum * inside.mean(0))
+
+
+def test_distances_are_euclidean() -> None:
+    torch.manual_seed(0)
+    model = TwoBranchConfig(hidden=50, width=4).build(Inputs(6, 7, 0)).eval()
+    visual = model.encode_visual(Padded.whole(torch.randn(3, 1, 6)))
+    text = model.encode_text(Padded.whole(torch.randn(5, 1, 7)))
+    torch.testing.assert_close(model.distance(visual, text), torch.cdist(visual, text))
+    assert model.distance(visual, visual).diagonal().isfinite().all(), "rounding may bring a square below 0"
+
+
 def scored_pairs(model: SimilarityNetwork, stream: Stream) -> tuple[Tensor, Tensor]:
     """Products of right and of wrong pairs, of which the objective asks the scores."""
     asked = list[Tensor]()
@@ -430,20 +463,3 @@ def test_statistics_of_training_are_kept_unless_the_test_sets_are_asked_for() ->
     before = model.encode_visual(rows)
     model.observe([rows], [rows])
     assert torch.equal(model.encode_visual(rows), before)
-
-
-def test_recipes_have_the_weights_of_their_rows() -> None:
-    """One direction is from sentences to images; neighbours are sampled in the last two rows alone."""
-    found = {one.name: one for one in RECIPES}
-    of = {"one-direction": (0, 1, 0, 0), "bidirectional": (1, 2, 0, 0), "sampling": (1, 2, 0, 0)}
-    of |= {"constraints": (1, 2, 0, 0.2), "linear": (1, 2, 0, 0), "linear-one-direction": (0, 1, 0, 0)}
-    for name, weights in of.items():
-        (phase,) = found[f"two-branch-flickr30k-{name}"].phases
-        assert tuple(phase.weights.values()) == weights
-        assert phase.sampler == (Neighbours(2) if name in ("sampling", "constraints") else None)
-    for name in ("bidirectional", "sampling", "constraints", "official-code"):
-        flickr, coco = (found[f"two-branch-{corpus}-{name}"] for corpus in ("flickr30k", "coco"))
-        assert (flickr.phases, flickr.model) == (coco.phases, coco.model)
-    assert found["two-branch-flickr30k-official-code"].batch_size == 500
-    for name in ("similarity-flickr30k", "similarity-coco"):
-        assert (found[name].batch_size, found[name].phases[0].sampler) == (1500, None)

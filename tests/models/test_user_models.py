@@ -156,6 +156,37 @@ def test_two_recipes_of_one_name_are_refused_and_their_modules_named(module: Pat
     assert find_recipe("vse0").name == "vse0"
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "visual @ text.T",
+            "text @ visual.T",
+            r"similarity\(\) of Toy gives \(4, 8\), its transpose, .*: return \(8, 4\)",
+        ),
+        (
+            "visual @ text.T",
+            "(visual @ text.T)[0]",
+            r"similarity\(\) of Toy gives \(4,\), for 8 visual and 4 text rows",
+        ),
+        ("similarity(self", "scores(self", "toy: Toy has no similarity, to be trained by"),
+    ],
+    ids=["transposed", "a row", "none"],
+)
+def test_scores_that_cannot_be_measured_are_refused_before_training(
+    old: str, new: str, said: str, xmodal: Callable[..., tuple[int, str, str]], mine: Path, root: str, tmp_path: Path
+) -> None:
+    of_loss = "compare_gathered(lambda visual, text: visual @ text.T, visual, text)"  # the loss does without
+    text = mine.read_text().replace("compare_gathered(self.similarity, visual, text)", "LOSS")
+    mine.write_text(text.replace(old, new).replace("LOSS", of_loss))
+    code, _, err = xmodal("train", mine, "--root", root, "--run", tmp_path / "run", "--quiet")
+    assert code == 1
+    assert re.search(said, err)
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+    assert faults(models.load(str(mine)))
+
+
 def test_the_toy_keeps_the_contract() -> None:
     assert list(faults(models.load(str(TOY)))) == []
 

@@ -95,7 +95,7 @@ def test_finished_runs_are_drawn_and_others_are_named(tmp_path: Path, monkeypatc
     }
     left = [ROWS[2].run, ROWS[3].run]
     trained = [line for line in told["to_run"] if line.startswith("xmodal train ")]
-    assert [shlex.split(line)[6] for line in trained] == [f"runs/{name}" for name in left]
+    assert [shlex.split(line)[6] for line in trained] == [str(runs / name) for name in left]
     with Image.open(file) as image:
         image.load()
         assert (image.format, image.width > 900, image.height > 600) == ("PNG", True, True)

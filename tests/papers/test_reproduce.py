@@ -37,17 +37,20 @@ from pipelines.papers.experiments import (
 from pipelines.papers.reproduction import about, measured, run, to_run
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.publishers import cub, cuhk_pedes, flickr30k, flickr30k_entities
-from tests.toy_root import make_root
+from tests.toy_root import PICTURES, make_root
 from tests.toy_root import one_thread as one_thread
+from tests.training.test_trunk import SETTINGS
 from tests.training.test_trunk import make_root as make_pictures
 from xmodal.corpora import Corpus
+from xmodal.corpora import load as load_corpus
 from xmodal.errors import UserError
 from xmodal.evaluation.matrix_metrics import score
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.metrics.protocols import headline
+from xmodal.models.dual_path import FLICKR30K, SMALL
 from xmodal.models.vsepp import VSEPP_COCO
 from xmodal.raw.raw_files import Raw
-from xmodal.recipes import Phrases, Recipe, Relative
+from xmodal.recipes import Features, Phrases, Recipe, Relative, Tokens, View
 from xmodal.records.derived_splits import Share
 from xmodal.records.tables import Split
 from xmodal.root.storage import open_storage
@@ -196,6 +199,7 @@ def test_every_experiment_is_found_by_its_own_name_and_a_paper_by_its() -> None:
         ("clip", r"no paper 'clip'; there are: a3vse, dual_path, pcme, pvse, two_branch;"),
         ("pcme table 9", r"no experiment 'pcme table 9'; of pcme there are: Table 1, .*, Figure 8, .*§4.4"),
         ("pvse drawing", r"of pvse there are: Table 1"),
+        ("a3vse table -1", r"no experiment 'a3vse table -1': tables and figures are counted from 1"),
     ],
 )
 def test_an_unknown_name_is_refused_with_what_there_is(text: str, said: str) -> None:
@@ -273,6 +277,18 @@ def test_recipes_that_exist_are_of_the_corpora_that_their_experiments_name() -> 
         for name in each.recipes:
             if name in known.recipes:
                 assert known.recipes[name].view.corpus in each.corpora, (each.name, name)
+
+
+def test_a_recipe_is_built_alike_for_every_experiment_of_a_paper() -> None:
+    """Else a figure asks for other features than the table had whose runs it shows."""
+    known, built = available(), dict[tuple[str, str], tuple[list[str], str]]()
+    for each in every():
+        for row in each.rows:
+            if row.recipe in known.recipes:
+                alone = to_run(replace(each, rows=(replace(row, lacks=""),)), known)
+                commands = [command for command in alone if command.startswith("xmodal build")]
+                first, where = built.setdefault((each.paper, row.run), (commands, each.name))
+                assert commands == first, (row.run, each.name, where)
 
 
 PUBLISHERS: dict[str, tuple[Callable[[World, Path], Corpus], World]] = {
@@ -579,6 +595,54 @@ def test_tables_of_phrases_build_proposals_and_the_boxes_that_phrases_name() -> 
     ]
     assert "xmodal evaluate runs/similarity-phrases-linear-single --root data" in commands
     assert sum(command.startswith("xmodal train") for command in commands) == 11
+
+
+def test_two_resnets_are_built_under_one_root_and_each_recipe_reads_its_own() -> None:
+    (table,) = find("dual_path table 1")
+    assert state(table, available()) == "ready"
+    built = {command for command in to_run(table, available()) if "flickr30k/resnet" in command}
+    assert built == {
+        f"xmodal build flickr30k/resnet --root data --set resnet.network={network} --set resnet.output=pooled"
+        for network in ("resnet50", "resnet152")
+    }
+    networks = {row.recipe: available().recipes[row.recipe].visual.network for row in table.rows if row.recipe}
+    for recipe, network in networks.items():
+        assert network.removeprefix("torchvision/") == recipe.removesuffix("-stage1").rpartition("-")[2]
+
+
+def test_a_table_of_two_resnets_is_trained_under_one_root(tmp_path: Path) -> None:
+    """By both networks, whichever was built first, without a word of which is meant."""
+    root = make_pictures(tmp_path, "pooled")
+    settings = SETTINGS | {"resnet.network": "resnet34", "resnet.output": "pooled"}
+    site = BuildOptions(open_storage(root), raw=tmp_path / "raw", settings=settings)
+    CorpusBuild(site, replace(load_corpus(str(PICTURES)), counts={})).build("resnet")
+    first, _ = FLICKR30K.phases
+    small = replace(
+        FLICKR30K,
+        view=View("pictures", "train"),
+        validation=View("pictures", "val"),
+        text=Tokens("dual-path", minimum_count=1),
+        model=SMALL[0],
+        phases=(replace(first, epochs=1),),
+        batch_size=4,
+    )
+    networks = "resnet18", "resnet34", "resnet50"
+    known = {name: replace(small, name=name, visual=Features("resnet", network=name)) for name in networks}
+    rows = tuple(Row(name, "1", name) for name in networks)
+    table = Experiment("dual_path", "Table 9", "toys", ("rsum",), rows[:2], ("pictures",), on_validation=True)
+    told, there = Said(), replace(STAGED, recipes=known)
+    found = run(table, there, Setup(root, progress=told), tmp_path / "runs")
+    assert all(row["measured"]["rsum"] > 0 for row in found)
+    assert [
+        json.loads((tmp_path / "runs" / row.run / "recipe.json").read_text())["weights"].split()[0] for row in rows[:2]
+    ] == ["resnet18", "resnet34"]
+    assert not any("not by the" in text for text in told.texts)
+    message = (
+        r"has features by resnet\d\d, not by the recipe's resnet50: build these \(`xmodal build pictures/resnet .*"
+    )
+    with pytest.raises(UserError, match=message + r"--set resnet.network=resnet50`\), or take those \(--set visual.n"):
+        run(replace(table, rows=rows), there, Setup(root), tmp_path / "others")
+    assert not (tmp_path / "others").exists()
 
 
 def test_the_tables_of_two_branch_build_ten_crops_and_codes_of_the_training_split() -> None:

@@ -186,6 +186,13 @@ def test_a_name_says_what_it_is(name: str) -> None:
     assert Share.of("karpathy/train") is None
 
 
+@pytest.mark.parametrize("name", ["a/train@0.1%", "a/train@ten%", "a/train@-5%", "a/train@10%x", "a/train@10%:rest"])
+def test_a_share_that_is_misspelt_is_told_how_it_is_written(name: str) -> None:
+    with pytest.raises(UserError, match=r"is no share, which is of whole percents, 1 to 100: NAME@10%, NAME@10%x2"):
+        Share.of(name)
+    assert Share.of("a/100%") is None
+
+
 @pytest.mark.parametrize("name", ["a/train@0%", "a/train@101%", "a/train@10%x0"])
 def test_a_share_that_is_none_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=r"a share is of 1 to 100 %, and keeps a caption or more"):
@@ -290,6 +297,21 @@ def test_a_model_trains_on_a_part(root: str, tmp_path: Path) -> None:
 def test_a_recipe_of_ours_takes_a_part_by_its_name() -> None:
     changed = recipe_with("vsepp", ["view.split=karpathy/train@10%x2#3"])
     assert Share.of(changed.view.split) == Share("karpathy/train", 10, 2, 3)
+
+
+@pytest.mark.parametrize("split", ["karpathy/train@20%x2", "karpathy/train@10%x1#3", "dual_path/train@50%"])
+def test_the_unannotated_items_follow_the_annotated_ones(split: str) -> None:
+    changed = recipe_with("a3vse-coco-10-5", [f"view.split={split}", "seed=2"])
+    assert changed.unannotated
+    assert (changed.view.split, changed.unannotated.split) == (split, f"{split}:unannotated")
+    assert (changed.unannotated.text, changed.seed) == ("semantics", 2)
+
+
+def test_a_split_that_leaves_no_items_is_refused_where_a_recipe_learns_from_them() -> None:
+    with pytest.raises(UserError, match=r"name a share, such as karpathy/train@10%, or another recipe"):
+        recipe_with("a3vse-coco-10-5", ["view.split=karpathy/train"])
+    without = recipe_with("a3vse-flickr30k-10-5-no-semantics", ["view.split=karpathy/train"])
+    assert (without.view.split, without.unannotated) == ("karpathy/train", None)
 
 
 def test_papers_drew_what_they_say(tmp_path: Path) -> None:

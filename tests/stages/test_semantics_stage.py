@@ -116,7 +116,9 @@ def test_of_several_outputs_one_is_named(root: str) -> None:
     view = View("pictures", "toy/val", text="semantics")
     before = list(captions_by_item(records_of(root), view).texts)
     other = build_semantics(root, shown=0.95)
-    with pytest.raises(UserError, match=r"several captions by semantics of pictures, so say which,.*shown=0\.95"):
+    with pytest.raises(
+        UserError, match=r"several captions by semantics of pictures, so say which by --texts IDENTITY, or.*shown=0\.95"
+    ):
         captions_by_item(records_of(root), view)
     found = {
         output.identity: captions_by_item(records_of(root), replace(view, text=f"semantics/{output.identity}"))

@@ -123,6 +123,13 @@ def test_a_batch_reads_the_vectors_of_its_captions_and_their_neighbours(
     assert sorted(firsts.tolist()) == list(range(SAMPLES)), "every pair comes once an epoch"
 
 
+@pytest.mark.parametrize("stage", ["sentences", "concepts", "phrases"])
+def test_captions_as_vectors_are_no_pictures(root: str, tmp_path: Path, stage: str) -> None:
+    with pytest.raises(UserError, match=f"{stage} has a row a caption, not one a picture or clip: name features of th"):
+        fit(recipe(visual=Features(stage)), root, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_a_run_of_vectors_remembers(root: str, alone: str) -> None:
     started = run_folder.read(f"{alone}/paper")
     texts = find_output(root, "sentences")

@@ -26,10 +26,23 @@ def test_a_run_comes_back_as_it_was_started(tmp_path: Path) -> None:
     run_folder.start(str(tmp_path), RUN)
     assert run_folder.read(str(tmp_path)) == RUN
     assert (RUN.inputs.visual_width, RUN.inputs.text_width, RUN.inputs.instances) == (64, 6, 9)
-    with pytest.raises(
-        UserError, match=r'another run: features is "bbbb" there and "cccc" here: choose another folder'
-    ):
+    with pytest.raises(UserError, match=r'another run: features is "bbbb" there and "cccc" here: nothing of it is sav'):
         run_folder.start(str(tmp_path), replace(RUN, features="cccc"))
+
+
+def test_a_run_that_saved_nothing_may_be_removed_unless_it_is_going_on(tmp_path: Path) -> None:
+    """As one that ended in its first steps, by an error of a model that is mended now."""
+    folder, other = str(tmp_path), replace(RUN, features="cccc")
+    advice = "here: nothing of it is saved, so remove the folder, or choose another folder for this"
+    with run_folder.held(folder):
+        run_folder.start(folder, RUN)
+        with pytest.raises(UserError, match="here: choose another folder for this"):
+            run_folder.refuse_another(folder, other)
+    with pytest.raises(UserError, match=advice):
+        run_folder.refuse_another(folder, other)
+    (tmp_path / run_folder.LAST).touch()
+    with pytest.raises(UserError, match="here: choose another folder for this"):
+        run_folder.refuse_another(folder, other)
 
 
 def test_a_run_does_not_write_into_somebodys_folder(tmp_path: Path) -> None:
@@ -49,9 +62,9 @@ def test_another_run_is_told_by_what_differs(tmp_path: Path) -> None:
     assert str(found.value) == (
         f"{tmp_path} holds another run: batch_size is 32 there and 64 here, "
         'phase1.frozen is [] there and ["words.*"] here, phase1.optimiser.clip_norm is 2 there and null here: '
-        "choose another folder for this"
+        "nothing of it is saved, so remove the folder, or choose another folder for this"
     )
-    with pytest.raises(UserError, match=r"run: phases is 1 there and 2 here, phase1\.frozen .* and \d+ more: choose"):
+    with pytest.raises(UserError, match=r"run: phases is 1 there and 2 here, phase1\.frozen .* and \d+ more: nothing"):
         run_folder.start(str(tmp_path), replace(RUN, recipe=recipe(phases=(phase, phase))))
     run_folder.start(str(tmp_path), replace(RUN, weights="others"))
 

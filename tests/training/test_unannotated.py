@@ -21,6 +21,7 @@ from xmodal.recipes import Optimiser, Phase, Recipe, View
 from xmodal.records.derived_splits import Share
 from xmodal.records.views import members
 from xmodal.root.outputs import find
+from xmodal.training import run_folder
 
 SPLIT = "toy/train@50%x3"
 OTHERS = [(1, 0), (0, 1)]  # classes and attributes of regions, other than CIRCLES
@@ -122,6 +123,30 @@ def test_a_run_goes_on_with_its_own_semantics_alone(root: str, tmp_path: Path) -
     build_semantics(own, shown=0.7)
     with pytest.raises(UserError, match="semantics"):
         fit(a3vse(), own, run)
+
+
+def test_items_are_never_annotated_and_unannotated_at_once(root: str, tmp_path: Path) -> None:
+    both = a3vse(unannotated=View("pictures", "toy/train@20%:unannotated", text="semantics"))
+    with pytest.raises(
+        UserError, match=r"items of 'toy/train@20%:unannotated', said to be un-annotated, are in 'toy/t"
+    ):
+        fit(both, root, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_of_several_semantics_is_named_as_other_outputs_are(tmp_path: Path) -> None:
+    own, recipe = make_root(tmp_path, ITEMS, places=2), a3vse(phases=(replace(a3vse().phases[0], epochs=1),))
+    first, second = build_semantics(own), build_semantics(own, shown=0.7)
+    with pytest.raises(UserError, match=r"several captions by semantics.*say which by --texts IDENTITY.*shown=0\.7"):
+        fit(recipe, own, str(tmp_path / "run"))
+    for chosen in (first, second):
+        run = fit(recipe, own, str(tmp_path / chosen.identity), texts=chosen.identity).run
+        unannotated = run_folder.read(run).recipe.unannotated
+        assert unannotated
+        assert unannotated.text == f"semantics/{chosen.identity}"
+        assert run_folder.read(run).recipe.view.text == "human"
+    with pytest.raises(UserError, match="no captions by semantics of pictures are 'abc'"):
+        fit(recipe, own, str(tmp_path / "run"), texts="abc")
 
 
 def test_prune_keeps_the_semantics_of_a_run(root: str, whole: str) -> None:

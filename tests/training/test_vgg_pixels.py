@@ -25,7 +25,7 @@ from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.features import torchvision_models
 from xmodal.models import Inputs
-from xmodal.models.dual_path import FLICKR30K, RECIPES, DualPathConfig, _by_vgg
+from xmodal.models.dual_path import RECIPES, DualPathConfig
 from xmodal.recipes import Features, Pixels, View
 from xmodal.root.storage import open_storage
 from xmodal.training import optimisers, run_folder
@@ -36,6 +36,7 @@ from xmodal.training.run_setup import Setup
 
 MODEL = DualPathConfig((1, 1, 1, 1), channels=16, width=32, word_width=12, length=16, dropout=0.2)
 WHOLE = Pixels("random", flip=True, evaluation="whole_and_flipped")
+VGG19 = next(one for one in RECIPES if one.name == "dual-path-flickr30k-vgg19")
 SIDE = 256
 
 
@@ -122,7 +123,7 @@ def test_a_whole_picture_is_seen_through_every_window(folder: Path, views: str) 
 
 def test_a_run_goes_through_both_stages_and_its_test(folder: Path, tmp_path: Path) -> None:
     root, run = vgg_root(folder, "whole"), str(tmp_path / "run")
-    first, second = _by_vgg(FLICKR30K, "vgg").phases
+    first, second = VGG19.phases
     quick = replace(second.optimiser, multipliers=())  # by the recipe's a weight moves by less than it is rounded
     phases = replace(first, epochs=1), replace(second, epochs=1, sampler=None, optimiser=quick)
     views = {"view": View("pictures", "train"), "validation": View("pictures", "val")}
@@ -139,8 +140,7 @@ def test_a_run_goes_through_both_stages_and_its_test(folder: Path, tmp_path: Pat
 
 def test_the_recipes_multipliers_reach_every_weight_of_a_vgg(folder: Path) -> None:
     model = opened(vgg_root(folder, "whole"), WHOLE)[2]
-    phase = next(one for one in RECIPES if one.name == "dual-path-flickr30k-vgg19").phases[1]
-    groups = optimisers.build(model, phase.optimiser).param_groups
+    groups = optimisers.build(model, VGG19.phases[1].optimiser).param_groups
     rates = {id(weight): group["multiplier"] for group in groups for weight in group["params"]}
     found = {name: rates[id(weight)] for name, weight in model.named_parameters() if name.startswith("trunk.")}
     for name, rate in found.items():

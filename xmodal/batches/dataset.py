@@ -15,7 +15,7 @@ from xmodal.errors import UserError
 from xmodal.features.opening import covering_all_items
 from xmodal.features.store import GROUP, ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PLAUSIBLE, PlausibleMatches
-from xmodal.recipes import CONCEPTS, PHRASES, Features, Tokens, View
+from xmodal.recipes import OF_CAPTIONS, SENTENCES, Features, Tokens, View
 from xmodal.records.derived_splits import DrawnSplit, Share
 from xmodal.records.tables import Region, read_rows
 from xmodal.records.views import drawn_splits, members, splits
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 
 USUAL_TOKENS = Tokens("nltk", minimum_count=4)
 MEDIA_ARRAYS = {("pixels", "uint8"), ("frames", "uint8")}  # the media themselves, smaller
-SENTENCES = "sentences"  # the stage of captions as vectors, and its array
-OF_CAPTIONS = {SENTENCES, CONCEPTS, PHRASES}  # arrays with a row a caption or phrase
 cached_vocabulary = lru_cache(maxsize=2)(vocabulary)
 
 
@@ -67,10 +65,11 @@ class Dataset:
         """Items in each split."""
         return {name: len(items) for name, items in splits(self.records).items()}
 
-    def store(self, features: str | None = None) -> FeatureStore:
+    def store(self, features: str | None = None, flag: str = "--features") -> FeatureStore:
         """Opens features by stage, identity, or stage/identity; unnamed, the only ones but for pixels.
 
-        Those of media that have changed since are opened by their identity alone, with a warning.
+        Those of media that have changed since are opened by their identity alone, with a warning. `flag` is what a
+        message asks for where there are several.
         """
         if features is None:
             meant = [output for output in self.features if _first_array(output) not in MEDIA_ARRAYS]
@@ -85,7 +84,7 @@ class Dataset:
         if len(meant) > 1:
             told = zip(meant, describe_differences(meant), strict=True)
             there = "; ".join(f"{one.stage}/{how}" for one, how in told)
-            there += "; name one by --features STAGE/IDENTITY (in Python features='STAGE/IDENTITY')"
+            there += f"; name one by {flag} STAGE/IDENTITY (in Python {flag.strip('-')}='STAGE/IDENTITY')"
         return self._only(meant, f"features {features!r}" if features else "features", there)
 
     def vocabulary(self, split: str | None = None, tokens: Tokens = USUAL_TOKENS) -> Vocabulary:

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from operator import index
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,7 +18,16 @@ from xmodal.batches.batch import ANNOTATED, UNANNOTATED, Batch, Padded, Stream
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
 from xmodal.batches.reader import Reader
-from xmodal.batches.sample_order import CANDIDATE, CAPTION, ClassOrder, Integers, Order, SampleRandom, neighbours
+from xmodal.batches.sample_order import (
+    CANDIDATE,
+    CAPTION,
+    ClassOrder,
+    Integers,
+    Order,
+    SampleRandom,
+    neighbours,
+    position_of,
+)
 from xmodal.number_rules import one_or_more, zero_or_more
 from xmodal.recipes import Candidates, Neighbours, OnePerClass
 
@@ -82,13 +90,7 @@ class Loader(IterableDataset[Batch]):
         return {"seed": self.seed, "epoch": self.epoch, "cursor": self.cursor}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        try:
-            seed, epoch, cursor = (index(state[name]) for name in ("seed", "epoch", "cursor"))
-        except (KeyError, TypeError):
-            seed = epoch = cursor = -1
-        if min(seed, epoch, cursor) < 0 or cursor > self._length:
-            raise ValueError(f"{dict(state)} is no place in epochs of {self._length:,} samples")
-        self._set_position(seed, epoch, cursor)
+        self._set_position(*position_of(state, self._length, "samples"))
 
     def set_epoch(self, epoch: int) -> None:
         """Moves to the beginning of another epoch."""

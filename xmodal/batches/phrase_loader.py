@@ -17,7 +17,7 @@ from torch import Tensor
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, PairStream, Stream, TripletStream
 from xmodal.batches.phrase_features import PhraseFeatures
 from xmodal.batches.region_phrase_pairs import pairs, triplets
-from xmodal.batches.sample_order import Integers, Order
+from xmodal.batches.sample_order import Integers, Order, position_of
 from xmodal.recipes import Phrases
 
 AHEAD = 2  # batches in memory: of 100 phrases they have up to 20,000 regions
@@ -39,9 +39,7 @@ class PhraseLoader:
         return -(-len(self.features) // self.batch_size)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        self.seed, self.epoch, self.cursor = (state[name] for name in ("seed", "epoch", "cursor"))
-        if min(self.seed, self.epoch, self.cursor) < 0 or self.cursor > len(self.features):
-            raise ValueError(f"{dict(state)} is no place in epochs of {len(self.features):,} phrases")
+        self.seed, self.epoch, self.cursor = position_of(state, len(self.features), "phrases")
 
     def __iter__(self) -> Iterator[Batch]:
         epoch, count = self.epoch, len(self.features)

@@ -1,6 +1,6 @@
 """The reader: features and words of given samples."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 from xmodal.batches.batch import Padded
 from xmodal.batches.buffers import Buffers
 from xmodal.batches.examples import Examples
-from xmodal.batches.sample_order import Integers, SampleRandom, evaluation_frames, training_frames, training_shifts
+from xmodal.batches.sample_order import Integers, SampleRandom, evaluation_frames, training_frames
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import Features, Tokens
-from xmodal.text.position_codes import Codes, shifted
 from xmodal.text.vocabularies import UNKNOWN
 
 WHOLE_CLIPS = Features(stage="")  # a reader uses its frames alone
@@ -25,7 +24,7 @@ class Reader:
     examples: Examples
     store: FeatureStore
     frames: Features = WHOLE_CLIPS  # how many of a clip, by which rule
-    tokens: Tokens | Codes | None = None  # how long a caption may be and what training leaves out, or a code
+    tokens: Tokens | None = None  # how long a caption may be, and what training leaves out
     classes: Integers | None = None  # (items,)
     buffers: Buffers = field(default_factory=lambda: Buffers(pinned=False))
 
@@ -66,8 +65,6 @@ class Reader:
             vectors = sentences.take(rows, self._room(sentences, len(places)))
             return Padded.whole(torch.from_numpy(vectors)[:, None])
         tokens = self.tokens
-        if isinstance(tokens, Codes):
-            return self._codes(places, tokens, draws)
         thinning = draws if tokens is not None and (tokens.marked or tokens.deleted) else None
         if tokens is None or (tokens.longest is None and thinning is None):
             return Padded(*map(torch.from_numpy, self.examples.words.padded(places)))
@@ -85,12 +82,6 @@ class Reader:
         if draws is None:
             return evaluation_frames(lengths, count, rule, self.frames.ends)
         return training_frames(lengths, count, rule, draws)
-
-    def _codes(self, captions: Integers, codes: Codes, draws: SampleRandom | None) -> Padded:
-        codes_TL, counts_T = self.examples.words.padded(captions, codes.length)
-        if codes.shifted and draws is not None:
-            codes_TL = shifted(codes_TL, training_shifts(counts_T, codes.length, replace(draws, samples=captions)))
-        return Padded.whole(torch.from_numpy(codes_TL))
 
     def _lengths(self, rows: Integers) -> Integers:
         lengths = self.store.lengths(rows)

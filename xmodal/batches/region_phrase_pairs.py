@@ -30,8 +30,7 @@ class RegionPhraseTriplets:
     phrases_Q: Integers  # those of the batch in its order, then neighbours
     pairs_M2: Integers  # places in `regions_R` and `phrases_Q`; the first B are of the phrases of the batch
     targets_M2: Table  # whether wrong phrases are sought for a pair's region, and wrong regions for its phrase
-    wrong_phrases_QQ: Table  # phrases of other chains
-    wrong_regions_QR: Table
+    wrong_regions_QR: Table  # wrong phrases are those of other chains
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +40,6 @@ class RegionPhrasePairs:
     right_M: Integers  # numbers of regions
     wrong_M: Integers
     phrases_M: Integers
-    phrases_without_wrong: int  # all regions of their pictures overlap too much: they are left out
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,18 +49,16 @@ class _Candidates:
     samples_QC: Integers  # for draws: another number for each phrase and region
 
 
-def triplets(
-    task: LocalisationTask, phrases_B: Integers, rule: Phrases, seed: int, epoch: int, inclusive: bool = True
-) -> RegionPhraseTriplets:
+def triplets(task: LocalisationTask, phrases_B: Integers, rule: Phrases, seed: int, epoch: int) -> RegionPhraseTriplets:
     """Draws a right region for each phrase, and neighbours until each has `rule.neighbours`, or all there are.
 
     Neighbours of a region are phrases of the same chain, those of a phrase other right regions.
     """
     assert rule.neighbours >= 1
     assert len(np.unique(phrases_B)) == len(phrases_B)
-    regions_M, phrases_M, targets_M2 = _right_pairs(task, phrases_B, rule, seed, epoch, inclusive)
+    regions_M, phrases_M, targets_M2 = _right_pairs(task, phrases_B, rule, seed, epoch)
     phrases_Q = np.concatenate([phrases_B, np.setdiff1d(phrases_M, phrases_B)])
-    found = _candidates(task, phrases_Q, rule, inclusive)
+    found = _candidates(task, phrases_Q, rule)
     rows, columns = np.nonzero(found.bands_QC == NEGATIVE)
     wrong = found.numbers_QC[rows, columns]
     regions_R = np.unique(np.concatenate([regions_M, wrong]))
@@ -71,18 +67,17 @@ def triplets(
     order = np.argsort(phrases_Q)
     places_M = order[np.searchsorted(phrases_Q, phrases_M, sorter=order)]
     pairs_M2 = np.stack([np.searchsorted(regions_R, regions_M), places_M], axis=1)
-    chains_Q = task.boxes_P[phrases_Q]
-    return RegionPhraseTriplets(regions_R, phrases_Q, pairs_M2, targets_M2, chains_Q[:, None] != chains_Q, wrong_QR)
+    return RegionPhraseTriplets(regions_R, phrases_Q, pairs_M2, targets_M2, wrong_QR)
 
 
 def _right_pairs(
-    task: LocalisationTask, phrases_B: Integers, rule: Phrases, seed: int, epoch: int, inclusive: bool
+    task: LocalisationTask, phrases_B: Integers, rule: Phrases, seed: int, epoch: int
 ) -> tuple[Integers, Integers, Table]:
     """Numbers of regions and phrases: the pair of each phrase, its neighbours, and then those of its region.
 
     The neighbours of a phrase are right for it as a target, those of a region for the region.
     """
-    found = _candidates(task, phrases_B, rule, inclusive)
+    found = _candidates(task, phrases_B, rule)
     rows, columns = _drawn(found, rule.neighbours, seed, epoch)
     regions_M, phrases_M = found.numbers_QC[rows, columns], phrases_B[rows]
     added = [
@@ -97,11 +92,9 @@ def _right_pairs(
     return np.concatenate([regions_M, added_M2[:, 0]]), np.concatenate([phrases_M, added_M2[:, 1]]), targets_M2
 
 
-def pairs(
-    task: LocalisationTask, phrases_B: Integers, rule: Phrases, seed: int, epoch: int, inclusive: bool = True
-) -> RegionPhrasePairs:
-    """Takes all right regions of each phrase, and draws a wrong one for each of them."""
-    found = _candidates(task, phrases_B, rule, inclusive)
+def pairs(task: LocalisationTask, phrases_B: Integers, rule: Phrases, seed: int, epoch: int) -> RegionPhrasePairs:
+    """Takes all right regions of each phrase, and draws a wrong one for each; a phrase without wrong ones has none."""
+    found = _candidates(task, phrases_B, rule)
     wrong_BC = found.bands_QC == NEGATIVE
     wrong_counts_B = wrong_BC.sum(axis=1)
     rows, columns = np.nonzero((found.bands_QC == POSITIVE) & (wrong_counts_B > 0)[:, None])
@@ -111,19 +104,18 @@ def pairs(
         found.numbers_QC[rows, columns],
         found.numbers_QC[rows, by_band_BC[rows, drawn_M]],
         phrases_B[rows],
-        int((wrong_counts_B == 0).sum()),
     )
 
 
-def _candidates(task: LocalisationTask, phrases_Q: Integers, rule: Phrases, inclusive: bool) -> _Candidates:
+def _candidates(task: LocalisationTask, phrases_Q: Integers, rule: Phrases) -> _Candidates:
     """The bands of a row beyond its picture's proposals are NEITHER."""
     used_A, places_Q = np.unique(task.boxes_P[phrases_Q], return_inverse=True)
     starts_A, stops_A = task.starts_V1[task.pictures_A[used_A]], task.starts_V1[task.pictures_A[used_A] + 1]
     most = int((stops_A - starts_A).max(initial=0))
     bands_AC = np.full((len(used_A), most + 1), NEITHER, np.int8)
     for row, (box, start, stop) in enumerate(zip(used_A, starts_A, stops_A, strict=True)):
-        levels = (rule.positive_overlap, rule.negative_overlap, inclusive)
-        found_1C = overlap_bands(task.proposals_N4[start:stop], task.annotated_A4[box][None], *levels)
+        boxes_14, least, below = task.annotated_A4[box][None], rule.positive_overlap, rule.negative_overlap
+        found_1C = overlap_bands(task.proposals_N4[start:stop], boxes_14, least, below)
         bands_AC[row, : stop - start], bands_AC[row, most] = found_1C[0, :-1], found_1C[0, -1]
     numbers_AC = starts_A[:, None] + np.arange(most + 1)
     numbers_AC[:, most] = len(task.proposals_N4) + used_A

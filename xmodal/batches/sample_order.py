@@ -6,6 +6,7 @@ an order at any point.
 
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from operator import index
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,6 +101,17 @@ class SampleRandom:
 
     def between(self, low: float, high: float, purpose: int) -> NDArray[np.float64]:
         return low + (high - low) * self.integers(STEPS, purpose) / STEPS
+
+
+def position_of(state: object, length: int, what: str) -> tuple[int, int, int]:
+    """Seed, epoch and cursor of a loader's `state_dict`; refuses what is none for epochs of so many samples."""
+    try:
+        seed, epoch, cursor = (index(state[name]) for name in ("seed", "epoch", "cursor"))  # type: ignore[index]
+    except (KeyError, TypeError):
+        seed = epoch = cursor = -1
+    if min(seed, epoch, cursor) < 0 or cursor > length:
+        raise ValueError(f"{state!r} is no place in epochs of {length:,} {what}: give the dict that state_dict() gave")
+    return seed, epoch, cursor
 
 
 def training_frames(lengths_B: Integers, frames: int, rule: FrameRule, random: SampleRandom) -> Integers:

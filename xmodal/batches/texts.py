@@ -58,13 +58,11 @@ class Texts:
         kept = (np.repeat(lengths, lengths) - ends <= longest) | (ends == 1)
         return Texts(self.numbers[kept], starts_of(np.minimum(lengths, longest + 2)))
 
-    def padded(
-        self, places_T: NDArray[np.int64], width: int | None = None
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """(T, L) with zeros behind each text, and lengths; at a given width longer texts are cut."""
+    def padded(self, places_T: NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """(T, L) with zeros behind each text, and lengths."""
         starts_T = self.starts[places_T]
-        lengths_T = np.minimum(self.starts[places_T + 1] - starts_T, width or len(self.numbers))
-        steps_L = np.arange(lengths_T.max(initial=0) if width is None else width)
+        lengths_T = self.starts[places_T + 1] - starts_T
+        steps_L = np.arange(lengths_T.max(initial=0))
         numbers = self.numbers if len(self.numbers) else np.zeros(1, np.int32)  # nothing is taken of nothing
         numbers_TL = numbers.take(starts_T[:, None] + steps_L, mode="clip")
         numbers_TL[steps_L >= lengths_T[:, None]] = 0

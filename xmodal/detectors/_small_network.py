@@ -52,7 +52,7 @@ class SmallConfig:
     classes: tuple[str, ...]
     attributes: tuple[str, ...]
     side: int = 128  # to which the longer side of a picture is resized
-    width: int = 14  # of the first convolution; that of the last one is four times it
+    width: int = 12  # of the first convolution; that of the last one is four times it
     feature: int = 128
     anchors: tuple[float, ...] = (0.13, 0.19, 0.27)  # their sides, as shares of `side`
     proposals: int = 20  # regions of a picture at most

@@ -142,13 +142,20 @@ def _places(path: str, length: int, what: str) -> dict[str, int]:
 def read_matrix(path: Path) -> Numbers:
     try:
         matrix = np.load(path, mmap_mode="r", allow_pickle=False)
-        if isinstance(matrix, np.ndarray) and matrix.ndim == 2 and matrix.size and matrix.dtype.kind in "fiu":
-            return matrix
-        raise ValueError("it is no matrix of numbers")
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
     except (ValueError, EOFError) as error:
         raise UserError(f"{path} is no .npy file of a matrix of numbers, or it is cut: use numpy.save") from error
+    if not isinstance(matrix, np.ndarray):
+        raise UserError(
+            f"{path} holds several arrays, as numpy.savez writes them: save the matrix alone, by numpy.save"
+        )
+    if matrix.ndim != 2 or not matrix.size:
+        found = " x ".join(f"{side:,}" for side in matrix.shape) or "one number"
+        raise UserError(f"{path} is {found}: a matrix of rows and columns is expected, at least one of each")
+    if matrix.dtype.kind not in "fiu":
+        raise UserError(f"{path} has values of type {matrix.dtype}: floats or integers are expected, such as float32")
+    return matrix
 
 
 def test_split(records: Output, corpus: str) -> str:

@@ -109,12 +109,12 @@ def open_scores(path: Path, root: str, corpus: str, proposals: str, split: str |
     """Opens a .npy file of scores, which is read some rows at a time."""
     records, view, phrases, boxes, found = _asked(root, corpus, proposals, split)
     matrix, most = read_matrix(path), max(map(len, boxes.values()))
-    if len(matrix) != len(phrases.words) or matrix.shape[1] < most:
+    if matrix.shape != (len(phrases.words), most):
         raise UserError(
             f"{path} is {len(matrix):,} x {matrix.shape[1]:,}, but {view.split} has {len(phrases.words):,} phrases to "
             f"find among up to {most:,} proposals: rows are phrases as --write-ids lists them, columns proposals"
         )
-    return ScoredPhrases(records, view, phrases, boxes, found, lambda rows: matrix[rows, :most])
+    return ScoredPhrases(records, view, phrases, boxes, found, lambda rows: matrix[rows])
 
 
 def score_phrases(

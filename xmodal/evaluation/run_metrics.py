@@ -161,7 +161,7 @@ def open_run(run: str, setup: Setup, split: str | None = None, distance: str | N
         setup, records=started.records, features=started.features, pixels=started.pixels, texts=started.texts
     )
     records = setup.tables(recipe.view.corpus)
-    store = setup.store(recipe.visual.stage, records, recipe.model)
+    store = setup.visual(recipe, records)
     view = replace(recipe.validation, split=split or test_split_beside(recipe.view))
     texts: Vocabulary | FeatureStore = started.vocabulary
     if isinstance(recipe.text, Features):

@@ -7,7 +7,7 @@ from functools import partial
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.features.weight_files import OF_FILE
-from xmodal.recipes import Positional
+from xmodal.recipes import OF_CAPTIONS, Positional
 from xmodal.records.tables import Item, read_rows
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
@@ -22,20 +22,38 @@ from xmodal.root.selection import (
 )
 
 
-def open_features(root: str, stage: str, identity: str | None, records: Output, model: object = None) -> FeatureStore:
+def open_features(
+    root: str, stage: str, identity: str | None, records: Output, model: object = None, network: str = ""
+) -> FeatureStore:
     """Opens the one output of a stage that is current and belongs to the records; see `find_output`.
 
-    Refuses features of another media set, and of one position an item if `model`, a config, looks at several. Those of
-    media that have changed since are opened by their identity alone.
+    Refuses features of another media set, by another network if one is named, and of one position an item if `model`,
+    a config, looks at several. Those of media that have changed since are opened by their identity alone.
     """
+    if stage in OF_CAPTIONS:
+        raise UserError(
+            f"{stage} has a row a caption, not one a picture or clip: name features of these (--set visual.stage=STAGE)"
+        )
     of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
-    among = [] if identity else covering_all_items(list(filter(fits, find(root, stage))), records)
+    found = [] if identity else [one for one in filter(fits, find(root, stage)) if is_by(one, network)]
+    among = covering_all_items(found, records)
+    if found and not among:
+        raise UserError(
+            f"{of} in {root} has no {stage} but scores of classes, which tags are made of: build it first "
+            f"({build_command(root, of, stage)}), or name these by --features {found[0].identity}"
+        )
     meant = {output.folder for output in among}
     store = FeatureStore(find_output(root, stage, identity, of=of, fits=lambda output: output.folder in meant))
     if not fits(store.output):
         raise UserError(
             f"{store.output.where} has features of the media set {media_set_of(store.output)!r}, but {of} is of "
             f"{records.config['media_set']!r}: name other features, or build them ({build_command(root, of, stage)})"
+        )
+    if not is_by(store.output, network):
+        found, command = store.provenance["network"], build_command(root, of, stage).strip("`")
+        raise UserError(
+            f"{store.output.where} has features by {found}, not by the recipe's {network}: build these "
+            f"(`{command} --set {network_setting(stage, network)}`), or take those (--set visual.network={found})"
         )
     if model is not None and not store.spec.row_shape:
         raise UserError(f"{store.output.where} has no features to train from, but {store.output.stage}")
@@ -48,8 +66,22 @@ def open_features(root: str, stage: str, identity: str | None, records: Output, 
     return store
 
 
+def is_by(features: Output, network: str) -> bool:
+    """Is false if features name another network; "" is any, and imported features may name none."""
+    return not network or FeatureStore(features).provenance.get("network") in (None, network)
+
+
+def network_setting(stage: str, network: str) -> str:
+    """Says by which network a stage's features are to be built, as `--set` takes it."""
+    return f"{stage}.{'model' if stage == 'features' else 'network'}={network}"
+
+
 def covering_all_items(features: list[Output], records: Output) -> list[Output]:
-    """Drops outputs of an earlier state and those that lack items, unless all do; refuses if all media changed."""
+    """Drops outputs of an earlier state and those that lack items, unless all do; refuses if all media changed.
+
+    Scores of classes, which the tags stage makes for itself, count only where somebody names them.
+    """
+    features = [output for output in features if output.config.get("output") != "classes"]
     changes = [changed_media(output, str(records.config.get("corpus", "CORPUS"))) for output in features]
     if changes and all(changes):
         raise UserError(changes[0])

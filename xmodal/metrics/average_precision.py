@@ -1,4 +1,7 @@
-"""Mean average precision: over the first R of the gallery, and over all of it by trapezoids (Dual-Path)."""
+"""Mean average precision: over the first R of the gallery, and over all of it by trapezoids, as Dual-Path's code does.
+
+Both are defined in docs/models.md#pcme-evaluation and docs/models.md#dual-path-evaluation.
+"""
 
 import numpy as np
 

@@ -20,7 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import dropout, normalize, pad
 
@@ -32,7 +34,7 @@ from xmodal.losses.instance import instance_loss_and_errors
 from xmodal.losses.mining import in_evaluation
 from xmodal.losses.ranking import halves, hinges
 from xmodal.models import Inputs
-from xmodal.number_rules import check_numbers, one_or_more, zero_or_more
+from xmodal.number_rules import check_numbers, known_choices, one_or_more, zero_or_more
 from xmodal.recipes import Candidates, Features, Optimiser, Phase, Pixels, Recipe, Step, Tokens, View, scarce
 from xmodal.root.identity import since
 from xmodal.text.position_codes import all_shifts, shifted
@@ -65,15 +67,13 @@ class DualPathConfig:
         zero_or_more(margin=self.margin, clusters=self.clusters)
         if self.clusters and self.learns_identities:
             raise ValueError(f"classes are identities or {self.clusters} clusters, not both")
-        check_numbers("a multiple of 4 above zero", _is_multiple_of_4, channels=self.channels, length=self.length)
+        fours = {"channels": self.channels, "length": self.length}
+        check_numbers("a multiple of 4 above zero", lambda number: number > 0 and number % 4 == 0, **fours)
         check_numbers("0 or more, below 1", lambda rate: 0 <= rate < 1, dropout=self.dropout)
+        known_choices(self)
 
     def build(self, inputs: Inputs) -> "DualPath":
         return DualPath(self, inputs)
-
-
-def _is_multiple_of_4(number: int) -> bool:
-    return number > 0 and number % 4 == 0
 
 
 class Block(nn.Module):
@@ -85,7 +85,8 @@ class Block(nn.Module):
         self.first, self.first_norm = _linear(channels, inner), _norm(inner)
         self.pair, self.pair_norm = _linear(2 * inner, inner), _norm(inner)
         self.last, self.last_norm = _linear(inner, outputs), _norm(outputs)
-        if channels != outputs:
+        self.has_shortcut = channels != outputs
+        if self.has_shortcut:
             self.shortcut, self.shortcut_norm = _linear(channels, outputs), _norm(outputs)
 
     def forward(self, maps_BLC: Tensor) -> Tensor:
@@ -93,9 +94,9 @@ class Block(nn.Module):
         before_BLC = pad(inner_BLC, (0, 0, 1, -1))  # a zero on the left
         pairs_BLC = torch.cat([before_BLC, inner_BLC], dim=2)[:, :: self.stride]
         changed_BLC = self.last_norm(self.last(self.pair_norm(self.pair(pairs_BLC)).relu()))
-        if not hasattr(self, "shortcut"):
-            return cast(Tensor, (maps_BLC + changed_BLC).relu())
-        return cast(Tensor, (self.shortcut_norm(self.shortcut(maps_BLC[:, :: self.stride])) + changed_BLC).relu())
+        if self.has_shortcut:
+            maps_BLC = self.shortcut_norm(self.shortcut(maps_BLC[:, :: self.stride]))
+        return cast(Tensor, (maps_BLC + changed_BLC).relu())
 
 
 class TextNetwork(nn.Module):
@@ -120,18 +121,13 @@ class TextNetwork(nn.Module):
         return maps_BLC.amax(dim=1) if self.pool == "maximum" else maps_BLC.mean(dim=1)
 
 
-class FeatureHead(nn.Sequential):
-    """The last layers of a side, up to f."""
-
-    def __init__(self, config: DualPathConfig, channels: int, layers: int) -> None:
-        width = config.width
-        if config.head == "paper":
-            super().__init__(_linear(channels, width), _norm(width), nn.ReLU(), _linear(width, width))
-            return
-        parts: list[nn.Module] = [_linear(channels, width), _norm(width)]
-        if layers == 2:
-            parts += [nn.ReLU(), _linear(width, width), _norm(width)]
-        super().__init__(*parts)
+def feature_head(config: DualPathConfig, channels: int, is_visual: bool) -> nn.Sequential:
+    """The last layers of a side, up to f: the paper's are alike, in the code the visual side has a layer more."""
+    width = config.width
+    head = nn.Sequential(_linear(channels, width), _norm(width))
+    if config.head == "paper":
+        return head.extend([nn.ReLU(), _linear(width, width)])
+    return head.extend([nn.ReLU(), _linear(width, width), _norm(width)]) if is_visual else head
 
 
 class DualPath(nn.Module):
@@ -146,20 +142,24 @@ class DualPath(nn.Module):
         super().__init__()
         self.config = config
         self.text = TextNetwork(config, inputs.text_width)
-        self.visual_head = FeatureHead(config, inputs.visual_width, layers=2)
-        self.text_head = FeatureHead(config, self.text.outputs, layers=1)
+        self.visual_head = feature_head(config, inputs.visual_width, is_visual=True)
+        self.text_head = feature_head(config, self.text.outputs, is_visual=False)
         self.classifier = nn.Linear(config.width, inputs.instances, bias=config.class_bias)
         nn.init.kaiming_normal_(self.classifier.weight)
         if config.class_bias:
             nn.init.zeros_(self.classifier.bias)
         self.register_buffer("known_W", torch.arange(inputs.text_width) >= len(SPECIALS))
-        nn.init.xavier_uniform_(self.text.words.weight)
-        if inputs.word_vectors is not None:
-            vectors_WF = torch.from_numpy(inputs.word_vectors)
-            assert vectors_WF.shape == self.text.words.weight.shape
-            self.text.words.weight.data.copy_(vectors_WF.nan_to_num(0))
+        self._start_words(inputs.word_vectors)
+
+    def _start_words(self, word_vectors: NDArray[np.float32] | None) -> None:
+        words_WF = self.text.words.weight.data
+        nn.init.xavier_uniform_(words_WF)
+        if word_vectors is not None:
+            vectors_WF = torch.from_numpy(word_vectors)
+            assert vectors_WF.shape == words_WF.shape
+            words_WF.copy_(vectors_WF.nan_to_num(0))
             self.known_W &= ~vectors_WF.isnan().any(dim=1)
-        self.text.words.weight.data[~self.known_W] = 0  # also of PAD, which stands for no word
+        words_WF[~self.known_W] = 0  # also of PAD, which stands for no word
 
     def encode_visual(self, visual: Padded) -> Tensor:
         return normalize(self.visual_head(visual.average()), dim=1)
@@ -213,8 +213,7 @@ class DualPath(nn.Module):
         }
 
     def text_features(self, codes_BL: Tensor) -> Tensor:
-        features_BD: Tensor = self.text_head(self.text(codes_BL))
-        return features_BD
+        return cast(Tensor, self.text_head(self.text(codes_BL)))
 
     def codes(self, text: Padded) -> Tensor:
         """(T, L): the first words of each text that are known, at the left."""
@@ -250,19 +249,22 @@ class DualPath(nn.Module):
         codes_TL, labels_T = self._placed(self.codes(stream.text), stream.captions), self._labels(stream)[1]
         if not stream.has_candidates or not second.start:
             return codes_TL[own_B], labels_T[own_B]
-        others_C = stream.candidates
-        with in_evaluation(self):
-            visual = stream.visual if stream.visual_in_evaluation is None else stream.visual_in_evaluation
-            features_VD = self._activated(self.visual_head(visual.average()))
-            visual_HD = gather(features_VD[stream.positives[:, 0]].float())[first]
-            texts_CD = self._activated(self.text_features(codes_TL[others_C])).float()
-        scores_HC = normalize(visual_HD, dim=1) @ normalize(texts_CD, dim=1).T
-        is_own_HC = visual_N[first, None] == labels_T[others_C]
-        hardest_H = others_C[scores_HC.masked_fill(is_own_HC, -torch.inf).argmax(dim=1)]
+        is_own_HC = visual_N[first, None] == labels_T[stream.candidates]
+        scores_HC = self._scores_of_candidates(stream, codes_TL, first).masked_fill(is_own_HC, -torch.inf)
+        hardest_H = stream.candidates[scores_HC.argmax(dim=1)]
         rows_B = distributed.rank() * len(own_B) + torch.arange(len(own_B), device=own_B.device)
         is_second_B = (rows_B >= second.start) & (rows_B < second.stop)
         chosen_B = torch.where(is_second_B, hardest_H[(rows_B - second.start).clamp(0, second.start - 1)], own_B)
         return codes_TL[chosen_B], labels_T[chosen_B]
+
+    def _scores_of_candidates(self, stream: Stream, codes_TL: Tensor, first: slice) -> Tensor:
+        """(H, C): cosines of the first half's pictures and the candidates, by the network as it is."""
+        visual = stream.visual if stream.visual_in_evaluation is None else stream.visual_in_evaluation
+        with in_evaluation(self):
+            visual_VD = self._activated(self.visual_head(visual.average()))
+            texts_CD = self._activated(self.text_features(codes_TL[stream.candidates])).float()
+        visual_HD = gather(visual_VD[stream.positives[:, 0]].float())[first]
+        return normalize(visual_HD, dim=1) @ normalize(texts_CD, dim=1).T
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
@@ -280,20 +282,13 @@ BOTH = {"instance_visual": 1.0, "instance_text": 1.0, "ranking": 1.0}
 RANKING = {"instance_visual": 0.0, "instance_text": 0.0, "ranking": 1.0}
 OFFICIAL = {"instance_visual": 1.0, "instance_text": 0.1, "ranking": 2.0}
 SGD = Optimiser("nesterov", 0.1, weight_decay=1e-4, momentum=0.9, multipliers=(("text.words.*", 1e-3),))
-TRUNK = (  # the first convolution, batch norms, other convolutions
-    ("trunk.0.*", 1e-4),
-    ("trunk.1.*", 0.02),
-    ("trunk.*.bn?.*", 0.02),
-    ("trunk.*.downsample.1.*", 0.02),
-    ("trunk.*", 1e-3),
-)
+NORMS = (("trunk.1.*", 0.02), ("trunk.*.bn?.*", 0.02), ("trunk.*.downsample.1.*", 0.02))
+TRUNK = (("trunk.0.*", 1e-4), *NORMS, ("trunk.*", 1e-3))  # the first convolution, batch norms, other convolutions
 VGG_TRUNK = (("trunk.0.*", 1e-4), ("trunk.*.bias", 0.02), ("trunk.*", 1e-3))
 END_TO_END = replace(SGD, multipliers=(*SGD.multipliers, *TRUNK), schedule=Step((40,), 0.1))
 STAGE_1 = Phase(240, SGD, INSTANCE, captions="one")
-STAGE_2 = Phase(
-    60, END_TO_END, BOTH, captions="one", pixels=Pixels("random", True, evaluation="whole_and_flipped"),
-    sampler=Candidates(256),
-)  # fmt: skip
+WHOLE = Pixels("random", flip=True, evaluation="whole_and_flipped")
+STAGE_2 = Phase(60, END_TO_END, BOTH, captions="one", pixels=WHOLE, sampler=Candidates(256))
 WORDS = Tokens("dual-path", minimum_count=1, vectors="word2vec")
 
 FLICKR30K = Recipe(
@@ -301,7 +296,7 @@ FLICKR30K = Recipe(
     cites="section V; section VI-B; docs/models.md#dual-path-training; docs/models.md#dual-path-losses",
     view=View("flickr30k", "plummer/train", captions_per_item=5),
     validation=View("flickr30k", "plummer/val", captions_per_item=5),
-    visual=Features("resnet"),
+    visual=Features("resnet", network="resnet50"),
     text=WORDS,
     model=DualPathConfig(class_bias=True),
     phases=(STAGE_1, STAGE_2),
@@ -327,14 +322,15 @@ CUHK_PEDES = replace(
     model=DualPathConfig(length=56, class_bias=True, dropout=0.8, learns_identities=True),
     phases=(replace(STAGE_1, epochs=180), replace(STAGE_2, sampler=None)),  # negatives at random
 )
-# DPC of A3VSE's tables, whose values on everything are those of ResNet-152 and of ResNet-50 here
+# DPC of A3VSE's tables, whose values on everything are those of ResNet-152 and of ResNet-50 here: by any network
 DPC_FLICKR30K = replace(
     FLICKR30K,
     name="dual-path-flickr30k-full",
+    visual=Features("resnet"),
     view=View("flickr30k", "karpathy/train", captions_per_item=5),
     validation=View("flickr30k", "karpathy/val", captions_per_item=5),
 )
-DPC_COCO = replace(COCO, name="dual-path-coco-full")
+DPC_COCO = replace(COCO, name="dual-path-coco-full", visual=Features("resnet"))
 
 
 def _first_stage(recipe: Recipe) -> Recipe:
@@ -353,34 +349,37 @@ def _weighed(recipe: Recipe, name: str, cites: str, *weights: Mapping[str, float
     return replace(recipe, name=name, cites=f"{cites}; else {recipe.name}", phases=tuple(phases))
 
 
-def _by_networks(recipe: Recipe, corpus: str) -> tuple[Recipe, ...]:
+def _by_networks(recipe: Recipe) -> tuple[Recipe, ...]:
     """By ResNet-50 and 152, and by VGG-19."""
-    deep = _changed(recipe, f"dual-path-{corpus}-resnet152", "table III; ResNet-152's depths", depths=DEEP)
-    vgg = _by_vgg(recipe, f"dual-path-{corpus}-vgg19")
-    shallow = replace(recipe, name=f"dual-path-{corpus}-resnet152-text50")
+    name = recipe.name.replace("resnet50", "resnet152")
+    by_152 = replace(recipe, visual=Features("resnet", network="resnet152"))
+    shallow = replace(by_152, name=f"{name}-text50")
+    deep, vgg = _changed(by_152, name, "table III; ResNet-152's depths", depths=DEEP), _by_vgg(recipe, "vgg19")
     return recipe, deep, vgg, *map(_first_stage, (recipe, deep, vgg, shallow))
 
 
-def _by_vgg(recipe: Recipe, name: str) -> Recipe:
+def _by_vgg(recipe: Recipe, network: str) -> Recipe:
     """Reads fc7 of whole pictures, which the features stage has, and in stage II the pictures."""
     first, second = recipe.phases
-    second = replace(second, optimiser=replace(second.optimiser, multipliers=(*SGD.multipliers, *VGG_TRUNK)))
-    return replace(recipe, name=name, visual=Features("features"), phases=(first, second))
+    optimiser = replace(second.optimiser, multipliers=(*SGD.multipliers, *VGG_TRUNK))
+    name, visual = recipe.name.replace("resnet50", network), Features("features", network=f"torchvision/{network}")
+    return replace(recipe, name=name, visual=visual, phases=(first, replace(second, optimiser=optimiser)))
 
 
 DEEP = (3, 8, 36, 3)
-CUHK_PEDES_VGG = _by_vgg(CUHK_PEDES, "dual-path-cuhk-pedes-vgg16")
+CUHK_PEDES_VGG = _by_vgg(CUHK_PEDES, "vgg16")
 RECIPES = (
-    *_by_networks(FLICKR30K, "flickr30k"),
-    *_by_networks(COCO, "coco"),
-    *(CUHK_PEDES, CUHK_PEDES_VGG, DPC_FLICKR30K, DPC_COCO),
+    *_by_networks(FLICKR30K),
+    *_by_networks(COCO),
+    CUHK_PEDES,
+    CUHK_PEDES_VGG,
+    DPC_FLICKR30K,
+    DPC_COCO,
     *map(_first_stage, (CUHK_PEDES, CUHK_PEDES_VGG)),
     *(scarce(DPC_FLICKR30K, percent, captions) for percent, captions in ((10, 5), (20, 5), (50, 2), (50, 5))),
     *(scarce(DPC_COCO, percent, captions) for percent, captions in ((10, 1), (50, 2))),
-    *(
-        _first_stage(_changed(COCO, f"dual-path-coco-{clusters}-classes", "table IV", clusters=clusters))
-        for clusters in (3000, 10_000)
-    ),
+    _first_stage(_changed(COCO, "dual-path-coco-3000-classes", "table IV", clusters=3000)),
+    _first_stage(_changed(COCO, "dual-path-coco-10000-classes", "table IV", clusters=10_000)),
     _weighed(FLICKR30K, "dual-path-flickr30k-ranking-stage1", "table II", RANKING),
     _weighed(FLICKR30K, "dual-path-flickr30k-ranking", "table II", INSTANCE, RANKING),
     _weighed(FLICKR30K, "dual-path-flickr30k-instance", "table II", INSTANCE, INSTANCE),

@@ -34,7 +34,7 @@ from xmodal.losses.ranking import Reduction, reduced
 from xmodal.losses.region_phrases import region_phrase_terms
 from xmodal.losses.triplets import farthest, squared_distances, triplet_loss
 from xmodal.models import Inputs
-from xmodal.number_rules import one_or_more, shares, zero_or_more
+from xmodal.number_rules import known_choices, one_or_more, shares, zero_or_more
 from xmodal.recipes import Features, Neighbours, Optimiser, Phase, Phrases, Recipe, Step, View
 
 SHORTEST = 1e-5  # a vector that is shorter is not made 1 long
@@ -53,6 +53,7 @@ class BranchConfig:
     def __post_init__(self) -> None:
         one_or_more(hidden=self.hidden, width=self.width)
         shares(dropout=self.dropout)
+        known_choices(self)
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,13 @@ class SimilarityConfig(BranchConfig):
         return SimilarityNetwork(self, inputs)
 
 
+Joined = Callable[[Tensor], Tensor]  # gathers the rows of all processes, so that they are normalised as one batch
+
+
+def alone(rows: Tensor) -> Tensor:
+    return rows
+
+
 class Branch(nn.Module):
     """Shapes: B rows, F features, H hidden width, D joint width."""
 
@@ -100,40 +108,41 @@ class Branch(nn.Module):
         normalised = config.hidden if config.layout == "code" else config.width
         self.norm = nn.BatchNorm1d(normalised, momentum=MOMENTUM[config.layout])
 
-    def forward(self, rows_BF: Tensor, joined: Callable[[Tensor], Tensor] = lambda rows: rows) -> Tensor:
-        """(B, D), of length 1; `joined` gathers the rows of all processes, so that they are normalised as one batch."""
-        inside = self._to_normalise(rows_BF, joined)
+    def forward(self, rows_BF: Tensor, joined: Joined = alone) -> Tensor:
+        """(B, D), of length 1."""
+        rows = self._before_norm(rows_BF, joined)
         match self.config.layout:
             case "paper":
-                inside = self._normalised(inside)
+                rows = self._normalised(rows)
             case "code":
-                inside = self.second(self._thinned(self._normalised(inside)))
-        return normalize(inside.float(), dim=1, eps=SHORTEST)
+                rows = self.second(self._activated(self._normalised(rows)))
+        return normalize(rows.float(), dim=1, eps=SHORTEST)
 
     def observe(self, blocks: Iterable[Tensor]) -> None:
         """Takes the statistics of all rows, for evaluation."""
         count, sums, squares = 0, torch.zeros(()), torch.zeros(())
         for rows_BF in blocks:
-            inside = self._to_normalise(rows_BF).detach().double()
-            count, sums, squares = count + len(inside), sums + inside.sum(0), squares + inside.square().sum(0)
+            rows = self._before_norm(rows_BF, alone).detach().double()
+            count, sums, squares = count + len(rows), sums + rows.sum(0), squares + rows.square().sum(0)
         mean = sums / max(count, 1)
         variance = (squares / max(count, 1) - mean.square()).clamp(min=0)
         self.seen = (mean.float(), variance.float()) if count else None
 
-    def _to_normalise(self, rows_BF: Tensor, joined: Callable[[Tensor], Tensor] = lambda rows: rows) -> Tensor:
+    def _before_norm(self, rows_BF: Tensor, joined: Joined) -> Tensor:
         hidden_BH = joined(self.first(rows_BF).float())  # in mixed precision, too
-        return self.second(self._thinned(hidden_BH)) if self.config.layout == "paper" else hidden_BH
+        return self.second(self._activated(hidden_BH)) if self.config.layout == "paper" else hidden_BH
 
-    def _thinned(self, hidden_BH: Tensor) -> Tensor:
+    def _activated(self, hidden_BH: Tensor) -> Tensor:
         # drawn after rows are joined, so that all processes have the mask of one
         return dropout(relu(hidden_BH), self.config.dropout, self.training)
 
     def _normalised(self, rows: Tensor) -> Tensor:
         norm = self.norm
         if self.training and len(rows) > 1:  # one row has no variance
-            normalised: Tensor = norm(rows)
-            return normalised
-        mean, variance = (norm.running_mean, norm.running_var) if self.training or not self.seen else self.seen
+            return cast(Tensor, norm(rows))
+        mean, variance = norm.running_mean, norm.running_var
+        if self.seen and not self.training:
+            mean, variance = self.seen
         return batch_norm(rows, mean, variance, norm.weight, norm.bias, eps=norm.eps)
 
 
@@ -148,12 +157,10 @@ class Branches(nn.Module):
         self.by_test = config.statistics == "test" and config.layout != "linear"
 
     def encode_visual(self, visual: Padded) -> Tensor:
-        encoded: Tensor = self.visual(visual.average())
-        return encoded
+        return cast(Tensor, self.visual(visual.average()))
 
     def encode_text(self, text: Padded) -> Tensor:
-        encoded: Tensor = self.text(text.average())
-        return encoded
+        return cast(Tensor, self.text(text.average()))
 
     def observe(self, visual: Iterable[Padded], text: Iterable[Padded]) -> None:
         """Sees all that is evaluated before it encodes any of it."""
@@ -230,8 +237,8 @@ class SimilarityNetwork(Branches):
         super().__init__(config, inputs)
         self.reduction = config.reduction
         joint = config.hidden if config.layout == "linear" else config.width
-        widths = [joint, *(config.width, config.width // 2)[3 - config.layers :], 1]
-        layers = [layer for sizes in pairwise(widths) for layer in (nn.ReLU(), nn.Linear(*sizes))]
+        inner = (config.width, config.width // 2)[3 - config.layers :]  # fewer layers lack the first ones
+        layers = [layer for sizes in pairwise((joint, *inner, 1)) for layer in (nn.ReLU(), nn.Linear(*sizes))]
         self.score = nn.Sequential(*layers[1:])
 
     def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
@@ -241,20 +248,22 @@ class SimilarityNetwork(Branches):
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
         visual_VD, text_TD = self.encode_together(stream)
-        if isinstance(stream, PairStream):
-            sides = (stream.positives.unbind(1), stream.negatives.unbind(1))
-            right, wrong = (self.score(visual_VD[regions] * text_TD[texts])[:, 0] for regions, texts in sides)
-            return {"logistic": self._loss(right, wrong)}
-        pairs_P2, items_V, text_items_T = gather_pairs(stream), gather(stream.visual_items), gather(stream.text_items)
-        wrong_PT = items_V[pairs_P2[:, 0], None] != text_items_T
-        visual_P, right_P = pairs_P2[wrong_PT.any(1)].unbind(1)  # as many right as wrong pairs
-        drawn_P = wrong_PT[wrong_PT.any(1)].float().multinomial(1)[:, 0] if len(visual_P) else right_P
-        right, wrong = (self.score(visual_VD[visual_P] * text_TD[texts])[:, 0] for texts in (right_P, drawn_P))
-        return {"logistic": self._loss(right, wrong)}
-
-    def _loss(self, right: Tensor, wrong: Tensor) -> Tensor:
+        pairs = (stream.positives, stream.negatives) if isinstance(stream, PairStream) else drawn_pairs(stream)
+        right, wrong = (self.score(visual_VD[some[:, 0]] * text_TD[some[:, 1]])[:, 0] for some in pairs)
         losses = softplus(torch.cat([-right, wrong]))
-        return reduced(losses, self.reduction) if len(losses) else losses.sum()
+        return {"logistic": reduced(losses, self.reduction) if len(losses) else losses.sum()}
+
+
+def drawn_pairs(stream: Stream) -> tuple[Tensor, Tensor]:
+    """(P, 2) each: the right pairs, and for each a wrong one, its image with a sentence that is drawn of another."""
+    pairs_P2, items_V, text_items_T = gather_pairs(stream), gather(stream.visual_items), gather(stream.text_items)
+    wrong_PT = items_V[pairs_P2[:, 0], None] != text_items_T
+    has_wrong_P = wrong_PT.any(1)
+    right_P2 = pairs_P2[has_wrong_P]
+    if not len(right_P2):
+        return right_P2, right_P2
+    texts_P1 = wrong_PT[has_wrong_P].float().multinomial(1)
+    return right_P2, torch.cat([right_P2[:, :1], texts_P1], dim=1)
 
 
 def combined_distance(whole_VT: Tensor, parts_VT: Tensor, share: float = 0.2) -> Tensor:
@@ -289,12 +298,6 @@ CONSTRAINTS_FLICKR30K = Recipe(
 )
 SAMPLING_FLICKR30K = _variant(CONSTRAINTS_FLICKR30K, "sampling", TWO, weights=BOTH_DIRECTIONS)
 BIDIRECTIONAL_FLICKR30K = _variant(CONSTRAINTS_FLICKR30K, "bidirectional", weights=BOTH_DIRECTIONS)
-ONE_DIRECTION_FLICKR30K = _variant(CONSTRAINTS_FLICKR30K, "one-direction", weights=ONE_DIRECTION)
-LINEAR = TwoBranchConfig(layout="linear")
-LINEAR_FLICKR30K = replace(BIDIRECTIONAL_FLICKR30K, name="two-branch-flickr30k-linear", model=LINEAR)
-LINEAR_ONE_DIRECTION_FLICKR30K = replace(
-    ONE_DIRECTION_FLICKR30K, name="two-branch-flickr30k-linear-one-direction", model=LINEAR
-)
 OFFICIAL_CODE = TwoBranchConfig(layout="code", margin=0.05, most=10, offset=1e-4, neighbour="farthest")
 OFFICIAL_FLICKR30K = replace(
     _variant(
@@ -378,9 +381,9 @@ FLICKR30K = (
 )
 RECIPES = (
     *FLICKR30K,
-    ONE_DIRECTION_FLICKR30K,
-    LINEAR_FLICKR30K,
-    LINEAR_ONE_DIRECTION_FLICKR30K,
+    _variant(CONSTRAINTS_FLICKR30K, "one-direction", weights=ONE_DIRECTION),
+    _linear(_variant(CONSTRAINTS_FLICKR30K, "linear", weights=BOTH_DIRECTIONS)),
+    _linear(_variant(CONSTRAINTS_FLICKR30K, "linear-one-direction", weights=ONE_DIRECTION)),
     *map(_of_coco, FLICKR30K),
     *ON_PHRASES,
 )

@@ -1,7 +1,7 @@
 """Sources of captions: the records have what people wrote; stages make others of them, such as regional semantics.
 
 A stage's captions have its name as their source. A view reads them by `text="semantics"`, or "semantics/IDENTITY" where
-a root has several outputs.
+a root has several outputs; `--texts IDENTITY` says so of what a recipe reads.
 """
 
 from xmodal.errors import UserError
@@ -28,7 +28,8 @@ def captions_output(records: Output, text: str) -> Output:
     corpus, there = str(records.config["corpus"]), ", ".join(describe_differences(made)) or "none"
     if chosen:
         several = f"there are several captions by {source} of {corpus}"
-        raise UserError(f"{several}, so say which, as in --set view.text={source}/IDENTITY; there are: {there}")
+        how = f"by --texts IDENTITY, or in a setting by text={source}/IDENTITY"
+        raise UserError(f"{several}, so say which {how}; there are: {there}")
     cure = build_command(records.storage.url, corpus, source)
     raise UserError(f"no captions by {source} of {corpus} are {identity!r}: build them ({cure}); there are: {there}")
 

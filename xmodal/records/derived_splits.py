@@ -25,6 +25,7 @@ from xmodal.errors import UserError
 from xmodal.recipes import WRITTEN
 
 _SHARE = re.compile(r"(?P<whole>.+)@(?P<percent>\d+)%(x(?P<captions>\d+))?(#(?P<seed>\d+))?(?P<other>:unannotated)?")
+_MEANT = re.compile(r"@[^/@]*%")
 _DRAWN = re.compile(r"(?P<who>[^#/]+)(#(?P<seed>\d+))?/(?P<part>train|val|test)")
 
 
@@ -42,6 +43,9 @@ class Share:
     def of(cls, split: str) -> "Share | None":
         """Reads the name of a share; None for other splits."""
         if not (found := _SHARE.fullmatch(split)):
+            if _MEANT.search(split):
+                forms = "NAME@10%, NAME@10%x2 (captions of each), NAME@10%#7 (seed), each also with :unannotated"
+                raise UserError(f"split {split!r} is no share, which is of whole percents, 1 to 100: {forms}")
             return None
         captions, percent = int(found["captions"]) if found["captions"] else None, int(found["percent"])
         if not 1 <= percent <= 100 or captions == 0:
@@ -59,6 +63,11 @@ class Share:
     def words(self) -> "Share":
         """The annotated share, whose captions make the vocabulary."""
         return replace(self, annotated=True)
+
+    @property
+    def rest(self) -> "Share":
+        """The un-annotated items."""
+        return replace(self, annotated=False)
 
     def items(self, whole: Collection[str]) -> set[str]:
         order = shuffled(whole, "items", self.seed)

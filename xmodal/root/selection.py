@@ -167,7 +167,9 @@ def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
 
 
 def _facts(config: Mapping[str, object]) -> list[str]:
-    facts = (f"{name}={value!s:.24}" for name, value in config.items() if name != "_type")
+    """Plain values of a config; what a stage worked out for itself, such as how pictures are prepared, is left out."""
+    plain = {name: value for name, value in config.items() if name != "_type" and not isinstance(value, dict)}
+    facts = (f"{name}={value!s:.24}" for name, value in plain.items())
     return [fact for fact in facts if not OPAQUE.search(fact)]
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,20 +32,17 @@ class Encoder(Protocol):
 
 
 @dataclass(frozen=True)
-class WordList:
+class Vocabulary:
     """Words by their ids, the specials first."""
 
     tokenizer: str
     words: tuple[str, ...]
     cleaning: str = "none"
-    specials: ClassVar[tuple[str, ...]]
-    kind: ClassVar[str] = ""  # how its file begins, if not by the tokenizer
 
     def __post_init__(self) -> None:
         check_names(self.tokenizer, self.cleaning)
-        if self.words[: len(self.specials)] != self.specials or len(set(self.words)) < len(self.words):
-            kind = type(self).__name__.lower()
-            raise ValueError(f"a {kind} starts with {' '.join(self.specials)} and has no word twice")
+        if self.words[: len(SPECIALS)] != SPECIALS or len(set(self.words)) < len(self.words):
+            raise ValueError(f"a vocabulary starts with {' '.join(SPECIALS)} and has no word twice")
         for word in self.words:
             if word.split() != [word]:
                 raise ValueError(f"{word!r} is no word: it is empty or has white space in it")
@@ -53,8 +50,7 @@ class WordList:
                 raise ValueError(f"{word!r} is no word: it is not Unicode")
 
     def __repr__(self) -> str:
-        how = f"by the tokenizer {self.tokenizer}, cleaning {self.cleaning}"
-        return f"<{type(self).__name__}: {len(self):,} words, {how}>"
+        return f"<Vocabulary: {len(self):,} words, by the tokenizer {self.tokenizer}, cleaning {self.cleaning}>"
 
     def __len__(self) -> int:
         return len(self.words)
@@ -62,34 +58,26 @@ class WordList:
     def to_bytes(self) -> bytes:
         """Writes a line of facts, the number of words and a checksum; then one word a line."""
         cleaning = "" if self.cleaning == "none" else self.cleaning
-        head = " ".join(filter(None, (self.kind, self.tokenizer, cleaning, str(len(self))))).encode()
+        head = " ".join(filter(None, (self.tokenizer, cleaning, str(len(self))))).encode()
         body = "".join(f"{word}\n" for word in self.words).encode()
         return head + b" " + _checksum(head, body) + b"\n" + body
 
     @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Self:
-        name = cls.__name__.lower()
+    def from_bytes(cls, data: bytes, where: str) -> "Vocabulary":
         first, _, body = data.partition(b"\n")
         head, _, checksum = first.rpartition(b" ")
         if checksum != _checksum(head, body):
-            raise UserError(f"{where} is not the {name} that was written: it was changed, cut or is another file")
-        *facts, _ = head.decode().split(" ")
-        if cls.kind and facts.pop(0) != cls.kind:
-            raise UserError(f"{where} holds no {name}")
-        tokenizer, *cleaning = facts
+            raise UserError(f"{where} is not the vocabulary that was written: it was changed, cut or is another file")
+        tokenizer, *cleaning, _ = head.decode().split(" ")
         return cls(tokenizer, tuple(body.decode().split("\n")[:-1]), *cleaning)
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {word: number for number, word in enumerate(self.words) if number >= len(self.specials)}
+        return {word: number for number, word in enumerate(self.words) if number >= len(SPECIALS)}
 
     @cached_property
     def _split(self) -> Tokenizer:
         return tokenizer(self.tokenizer, self.cleaning)
-
-
-class Vocabulary(WordList):
-    specials = SPECIALS
 
     @classmethod
     def build(cls, captions: Iterable[str], tokenizer: str, minimum_count: int, cleaning: str = "none") -> "Vocabulary":

@@ -83,7 +83,7 @@ class _Problem:
 def _captions(recipe: Recipe, setup: Setup) -> _Problem:
     assert isinstance(recipe.text, Features)
     tables = setup.tables(recipe.view.corpus)
-    store = setup.store(recipe.visual.stage, tables, recipe.model)
+    store = setup.visual(recipe, tables)
     texts = setup.texts_of(recipe.text, tables, store)
     reader = Reader(Examples.of(tables, recipe.validation, store, texts), store, recipe.visual)
 

@@ -69,13 +69,14 @@ def fit_detector(recipe: DetectorRecipe, setup: Setup, run: str) -> DetectorOutc
     facts = _facts(recipe, data)
     run_folder.refuse_other_facts(run, _facts_there(run), facts)
     devices = [setup.device] if torch.device(setup.device).type == "cuda" else []
-    with reproducible(), torch.random.fork_rng(devices), run_folder.held(run), checkpoint.open_log(run, False) as log:
-        LocalStorage(run).write(FACTS, canonical_json(facts))
-        torch.manual_seed(recipe.seed)
-        network = SmallNetwork(samples.config, recipe.regions).to(setup.device)
-        trained = _train(samples, network, setup, run, log)
-        LocalStorage(run).write(WEIGHTS, weights_file(samples.config, network))
-        return _outcome(samples, setup, run, log, trained)
+    with reproducible(), torch.random.fork_rng(devices), run_folder.held(run):
+        LocalStorage(run).write(FACTS, canonical_json(facts))  # first: without it the folder is nobody's
+        with checkpoint.open_log(run, False) as log:
+            torch.manual_seed(recipe.seed)
+            network = SmallNetwork(samples.config, recipe.regions).to(setup.device)
+            trained = _train(samples, network, setup, run, log)
+            LocalStorage(run).write(WEIGHTS, weights_file(samples.config, network))
+            return _outcome(samples, setup, run, log, trained)
 
 
 def _facts(recipe: DetectorRecipe, data: DetectorData) -> dict[str, Any]:

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from xmodal.batches import distributed
-from xmodal.batches.batch import Batch
+from xmodal.batches.batch import ANNOTATED, Batch
 from xmodal.batches.loader import Loader
 from xmodal.batches.phrase_loader import PhraseLoader
 from xmodal.errors import UserError
-from xmodal.models import Trainable
+from xmodal.models import Scorer, Trainable
 from xmodal.progress import Silence
 from xmodal.recipes import Phase, Recipe
 from xmodal.training import checkpoint, optimisers, run_folder
@@ -32,7 +32,7 @@ from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_emp
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
 from xmodal.training.training_data import TrainingData, open_data, refuse_unbuilt
-from xmodal.training.validation import check_device
+from xmodal.training.validation import check_device, refuse_other_scores
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; the state is saved after every epoch too
 
@@ -89,22 +89,30 @@ def _model(started: Run, setup: Setup, run: str, data: TrainingData) -> nn.Modul
     torch.manual_seed(recipe.seed)
     model = run_folder.network(run, started, vectors)
     if not isinstance(model, nn.Module) or not isinstance(model, Trainable):
-        raise UserError(f"{recipe.name}: {type(model).__name__} has no objective(batch) to be trained by")
+        needed = ("encode_visual", "encode_text", "similarity", "objective")
+        lacking = [name for name in needed if not hasattr(model, name)]
+        what = f"has no {' and no '.join(lacking)}, to be trained by" if lacking else "is no torch.nn.Module"
+        raise UserError(f"{recipe.name}: {type(model).__name__} {what}")
     model = model.to(setup.device)
     distributed.refuse_dropout(model)
     for phase in recipe.phases:
         optimisers.check(model, phase)
     if not run_folder.has_state(run):
-        _check_terms(model, recipe, data, setup.device)
+        _try(model, recipe, data, setup.device)
     return model
 
 
-def _check_terms(model: nn.Module, recipe: Recipe, data: TrainingData, device: str) -> None:
-    """Tries the objective on a few pairs, with a copy of the buffers."""
+def _try(model: nn.Module, recipe: Recipe, data: TrainingData, device: str) -> None:
+    """Tries the objective and the scores on a few pairs, with a copy of the buffers."""
     copied = copy.deepcopy(model, {id(weight): weight for weight in model.parameters() if weight.requires_grad})
-    terms = _objective(copied, data.few(recipe, device))
+    few = data.few(recipe, device)
+    terms = _objective(copied, few)
     for phase in recipe.phases:
         optimisers.check_terms(terms, phase.weights)
+    stream = few.streams[ANNOTATED]
+    refuse_other_scores(
+        cast(Scorer[Any, Any], copied.eval()), stream.visual, stream.text[: max(1, len(stream.visual) // 2)]
+    )
 
 
 @contextmanager

@@ -112,9 +112,29 @@ def refuse_other_facts(folder: str, there: Mapping[str, Any] | None, facts: Mapp
     """Refuses a folder that is not empty, unless it holds this very run; `there` are the facts of its run, if any."""
     if there is not None:
         if changed := list(_changes(there, json.loads(canonical_json(facts)))):
-            raise UserError(f"{folder} holds another run: {few(changed, SHOWN)}: choose another folder for this")
+            or_anew = (
+                "" if _is_saved(folder) or _is_held(folder) else "nothing of it is saved, so remove the folder, or "
+            )
+            raise UserError(
+                f"{folder} holds another run: {few(changed, SHOWN)}: {or_anew}choose another folder for this"
+            )
     elif others := [name for name in LocalStorage(folder).names("") if name != VOCABULARY and name[0] not in "_."]:
         raise UserError(f"{folder} is no run and not empty (it has {others[0]}): choose another folder")
+
+
+def _is_saved(folder: str) -> bool:
+    return has_state(folder) or _has(folder, BEST)
+
+
+def _is_held(folder: str) -> bool:
+    try:
+        with (Path(folder) / LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # nobody ever trained here
+        return False
+    return False
 
 
 def has_state(folder: str) -> bool:

@@ -1,6 +1,6 @@
 """The setup of a training or an evaluation."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from xmodal.batches.annotated_phrases import annotated_phrases
@@ -14,7 +14,8 @@ from xmodal.features.frame_store import FrameStore
 from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
-from xmodal.recipes import Features, Recipe, View, clusters_of
+from xmodal.recipes import WRITTEN, Features, Recipe, Tokens, View, clusters_of
+from xmodal.records.caption_sources import named_text
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find, made_of
 from xmodal.root.selection import (
@@ -34,7 +35,7 @@ class Setup:
     records: str | None = None  # an identity, where a stage has several outputs
     features: str | None = None
     pixels: str | None = None
-    texts: str | None = None  # captions as features
+    texts: str | None = None  # captions as features, or those that a stage wrote
     vectors: Path | None = None  # the file of word vectors that the recipe names
     weights: Path | None = None  # the file of the features' network, for a phase that trains it
     device: str = "cpu"
@@ -44,10 +45,14 @@ class Setup:
     def tables(self, corpus: str) -> Output:
         return find_output(self.root, "records", self.records, corpus=corpus)
 
-    def store(self, stage: str, tables: Output, model: object = None) -> FeatureStore:
+    def visual(self, recipe: Recipe, tables: Output) -> FeatureStore:
+        """Opens the features of the visual side, which must fit the model and be by the network that is named."""
+        return self.store(recipe.visual.stage, tables, recipe.model, recipe.visual.network)
+
+    def store(self, stage: str, tables: Output, model: object = None, network: str = "") -> FeatureStore:
         """Opens features that belong to the records and fit a model's config; warns if their media have changed."""
         identity = self.pixels if stage == "pixels" else self.features
-        store = open_features(self.root, stage, identity, tables, model)
+        store = open_features(self.root, stage, identity, tables, model, network)
         if change := changed_media(store.output, str(tables.config["corpus"])):
             self.progress.say(f"warning: {change}")
         return store
@@ -73,6 +78,17 @@ class Setup:
             problem = f"has no {stage} {self.texts}{by_method} for {visual.output.where}"
         raise UserError(f"{corpus} in {self.root} {problem}; there are: {', '.join(describe_differences(fitting))}")
 
+    def with_named_texts(self, recipe: Recipe, tables: Output) -> Recipe:
+        """Names the outputs that captions are read from, so that a run goes on with these alone."""
+
+        def named(view: View) -> View:
+            asked = self.texts and isinstance(recipe.text, Tokens) and view.source not in WRITTEN
+            text = f"{view.source}/{self.texts}" if asked and view.text == view.source else view.text
+            return replace(view, text=named_text(tables, text))
+
+        unannotated = recipe.unannotated and named(recipe.unannotated)
+        return replace(recipe, view=named(recipe.view), validation=named(recipe.validation), unannotated=unannotated)
+
     def clusters(self, recipe: Recipe, tables: Output, features: FeatureStore) -> Output:
         """Finds the classes that k-means made, by these features, of the items that a recipe trains on."""
         count, split = clusters_of(recipe.model), recipe.view.split
@@ -94,7 +110,7 @@ class Setup:
     def phrases(self, recipe: Recipe, view: View, tables: Output, *, annotated: bool = False) -> PhraseFeatures:
         """Opens the phrases of a view with their proposals, to learn from also with features of annotated boxes."""
         assert isinstance(recipe.text, Features)
-        proposals = RegionStore(self.store(recipe.visual.stage, tables, recipe.model).output)
+        proposals = RegionStore(self.visual(recipe, tables).output)
         texts = self.texts_of(recipe.text, tables, proposals.store)
         boxes = self.annotated_boxes(proposals.store, tables) if annotated else None
         return PhraseFeatures.of(annotated_phrases(tables, view), texts, proposals, boxes)

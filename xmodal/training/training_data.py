@@ -26,10 +26,10 @@ from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
 from xmodal.progress import Progress
-from xmodal.recipes import Features, OnePerClass, Phase, Phrases, Recipe, Tokens, View, clusters_of, learns_classes
-from xmodal.records.caption_sources import named_text
+from xmodal.recipes import Features, OnePerClass, Phase, Phrases, Recipe, Tokens, clusters_of, learns_classes
 from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
+from xmodal.text.vocabularies import Vocabulary
 from xmodal.training import run_folder
 from xmodal.training.picture_crops import picture_reader
 from xmodal.training.run_folder import Run
@@ -81,27 +81,16 @@ def open_data(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, TrainingData
 
 def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "CaptionData"]:
     tables = setup.tables(recipe.view.corpus)
-    recipe = _with_named_texts(recipe, tables)
-    store = setup.store(recipe.visual.stage, tables, recipe.model)
+    recipe = setup.with_named_texts(recipe, tables)
+    store = setup.visual(recipe, tables)
     pictures = setup.pictures(store, tables) if any(phase.pixels for phase in recipe.phases) else None
-    views = (recipe.view, recipe.validation, *([recipe.unannotated] if recipe.unannotated else []))
-    learned, chosen_on, *others = captions_of_views(tables, views)
-    others = [some for some in others if some.items]  # none where every item is annotated
-    if isinstance(recipe.text, Features):
-        tokens, vocabulary, dense = None, NO_WORDS, setup.texts_of(recipe.text, tables, store)
-        texts: list[Texts | FeatureStore] = [dense]
-    else:
-        tokens, known, dense = recipe.text, run_folder.read_vocabulary(run), None
-        vocabulary, encoded = vocabulary_and_texts(tables, recipe.view, [learned, *others], tokens, known)
-        texts = [*encoded]
-    train = Examples.among(learned, recipe.view, store, texts[0])
-    validation = Examples.among(chosen_on, recipe.validation, store, vocabulary if dense is None else dense)
-    unannotated = Examples.among(others[0], views[-1], store, texts[1]) if others else None
-    del learned, chosen_on, others
+    dense = setup.texts_of(recipe.text, tables, store) if isinstance(recipe.text, Features) else None
+    vocabulary, train, validation, unannotated = _read_captions(recipe, tables, store, dense, run)
     pa.default_memory_pool().release_unused()  # the captions' columns, which Arrow would keep
     refuse_common(recipe.view, train.ids, recipe, validation.ids)
-    if unannotated:
-        refuse_common(views[-1], unannotated.ids, recipe, validation.ids)
+    if unannotated and recipe.unannotated:
+        refuse_common(recipe.unannotated, unannotated.ids, recipe, validation.ids)
+        _refuse_annotated(recipe, train.ids, unannotated.ids)
     clusters = setup.clusters(recipe, tables, store) if clusters_of(recipe.model) else None
     labels = _classes(recipe, tables, clusters, train.ids)
     started = Run(
@@ -118,6 +107,7 @@ def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "Captio
         text_width=0 if dense is None else math.prod(dense.spec.row_shape),
         clusters=clusters.identity if clusters else "",
     )
+    tokens = recipe.text if isinstance(recipe.text, Tokens) else None
     read = Reader(train, store, recipe.visual, tokens, labels)
     chosen = Reader(validation, store, recipe.visual, tokens)
     other = Reader(unannotated, store, recipe.visual, tokens) if unannotated else None
@@ -128,22 +118,39 @@ def _open_captions(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "Captio
     return started, data
 
 
+def _read_captions(
+    recipe: Recipe, tables: Output, store: FeatureStore, dense: FeatureStore | None, run: str
+) -> tuple[Vocabulary, Examples, Examples, Examples | None]:
+    """The examples to train on, to choose on, and without captions, as words or as vectors, if `dense` has these."""
+    views = (recipe.view, recipe.validation, *([recipe.unannotated] if recipe.unannotated else []))
+    learned, chosen_on, *others = captions_of_views(tables, views)
+    others = [some for some in others if some.items]  # none where every item is annotated
+    vocabulary, texts = NO_WORDS, list[Texts | FeatureStore]([] if dense is None else [dense])
+    if isinstance(recipe.text, Tokens):
+        known = run_folder.read_vocabulary(run)
+        vocabulary, encoded = vocabulary_and_texts(tables, recipe.view, [learned, *others], recipe.text, known)
+        texts = [*encoded]
+    train = Examples.among(learned, recipe.view, store, texts[0])
+    validation = Examples.among(chosen_on, recipe.validation, store, vocabulary if dense is None else dense)
+    unannotated = Examples.among(others[0], views[-1], store, texts[1]) if others else None
+    return vocabulary, train, validation, unannotated
+
+
+def _refuse_annotated(recipe: Recipe, train: Sequence[str], unannotated: Sequence[str]) -> None:
+    if common := sorted(set(train).intersection(unannotated)):
+        assert recipe.unannotated
+        raise UserError(
+            f"recipe {recipe.name!r}: {len(common):,} items of {recipe.unannotated.split!r}, said to be un-annotated, "
+            f"are in {recipe.view.split!r}, such as {common[0]!r}: give it other items"
+        )
+
+
 def _classes(recipe: Recipe, tables: Output, clusters: Output | None, ids: Sequence[str]) -> NDArray[np.int64] | None:
     """(ids,): the classes that k-means found, or those of the corpus if the model or a sampler asks for them."""
     if clusters:
         return read_classes(clusters, ids)
     is_asked = learns_classes(recipe.model) or any(isinstance(phase.sampler, OnePerClass) for phase in recipe.phases)
     return classes(tables, ids) if is_asked else None
-
-
-def _with_named_texts(recipe: Recipe, tables: Output) -> Recipe:
-    """Names the outputs that captions are read from, so that a run goes on with these alone."""
-
-    def named(view: View) -> View:
-        return replace(view, text=named_text(tables, view.text))
-
-    unannotated = recipe.unannotated and named(recipe.unannotated)
-    return replace(recipe, view=named(recipe.view), validation=named(recipe.validation), unannotated=unannotated)
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,7 +219,7 @@ def _open_phrases(recipe: Recipe, setup: Setup, run: str) -> tuple[Run, "PhraseD
     if distributed.world() > 1:
         raise UserError(f"recipe {recipe.name!r} has batches of regions and phrases, which one process trains")
     tables = setup.tables(recipe.view.corpus)
-    recipe = _with_named_texts(recipe, tables)
+    recipe = setup.with_named_texts(recipe, tables)
     learned = setup.phrases(recipe, recipe.view, tables, annotated=True)
     chosen_on = setup.phrases(recipe, recipe.validation, tables)
     refuse_common(recipe.view, learned.phrases.pictures, recipe, chosen_on.phrases.pictures)

@@ -97,6 +97,21 @@ def _by_picture(features: PhraseFeatures) -> Iterator[tuple[slice, NDArray[np.in
             yield slice(*rows), np.arange(first, last)
 
 
+def refuse_other_scores(scorer: Scorer[Any, Any], visual: Padded, text: Padded) -> None:
+    """Refuses a model whose scores are not a row for each item and a column for each text."""
+    if isinstance(scorer, Observing):
+        scorer.observe(iter([visual]), iter([text]))
+    with torch.inference_mode():
+        scores = scorer.similarity(scorer.encode_visual(visual), scorer.encode_text(text))
+    shape, wanted = tuple(getattr(scores, "shape", ())), (len(visual), len(text))
+    if shape != wanted:
+        turned = ", its transpose" if shape == wanted[::-1] else ""
+        raise UserError(
+            f"similarity() of {type(scorer).__name__} gives {shape}{turned}, for {wanted[0]} visual and {wanted[1]} "
+            f"text rows: return {wanted}; `xmodal check` tries what else a model must keep"
+        )
+
+
 def own_ranks(scorer: Scorer[Any, Any], reader: Reader, progress: Progress, device: str = "cpu") -> Both:
     with torch.inference_mode():
         return ranks(encode(scorer, reader, progress, device).similarities, gallery_of(reader.examples).own)[0]

@@ -6,11 +6,10 @@ examples:
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import size
-from xmodal.errors import UserError
 
 
 def flags(parser: Parser) -> None:
-    _flags.targets(parser, "CORPUS")
+    _flags.targets(parser, "CORPUS", nargs=1)  # as --out is one folder
     out = "the folder; one of an earlier publish is replaced"
     parser.add_argument("--out", type=_flags.path, required=True, help=out)
     _flags.quiet(parser)
@@ -20,8 +19,6 @@ def run(args: Args) -> Result:
     from pipelines.engine.build_options import BuildOptions
     from pipelines.publishing.dataset_repository import publish
 
-    if len(args.targets) != 1:
-        raise UserError("publish takes one corpus, because --out is one folder")
     storage = _flags.existing(args.root)
     ((work, _),) = _flags.parse_targets(args, BuildOptions(storage))
     progress = _flags.progress(args)

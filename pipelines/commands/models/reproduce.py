@@ -9,8 +9,10 @@ examples:
                                        trains and evaluates what is ready of it; finished runs stay
   xmodal reproduce a3vse figure 1 --root data --runs runs --curve curve.png
                                        trains nothing: a PNG of the runs that are finished, by the share of pairs
+  xmodal reproduce pvse table 2 --latex                the table, also beside what runs measure (with --root)
 """
 
+import re
 from pathlib import Path
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags, load_all
@@ -25,19 +27,22 @@ def flags(parser: Parser) -> None:
     parser.add_argument("--runs", type=_flags.path, default=Path("runs"), help="the folder of all runs (default: runs)")
     curve = "a PNG of what finished runs measure, by the share of pairs that they learned from; trains nothing"
     parser.add_argument("--curve", type=_flags.path, metavar="FILE", help=curve)
+    parser.add_argument("--latex", action="store_true", help="the result as LaTeX tables on stdout")
     _flags.training(parser)
     _flags.quiet(parser)
 
 
-def run(args: Args) -> list[Result]:
+def run(args: Args) -> list[Result] | str:
     from pipelines.papers.reproduction import overview, reproduce
 
+    if args.json and args.latex:
+        raise UserError("--json and --latex are two ways to print the same: give one")
     name = " ".join(args.names)
-    if args.curve:
-        return [_curve(name, args)]
-    if not (name or args.root or args.json):
+    if not (name or args.root or args.curve or args.json or args.latex):
         return overview()
-    return reproduce(name, _flags.setup(args) if args.root else None, args.runs, load_all())
+    setup = _flags.setup(args) if args.root else None
+    found = [_curve(name, args)] if args.curve else reproduce(name, setup, args.runs, load_all())
+    return "\n".join(line for each in found for line in _latex(each)) if args.latex else found
 
 
 def _curve(name: str, args: Args) -> Result:
@@ -113,3 +118,39 @@ def _compared(each: Result) -> Lines:
         for column, value in zip(each["columns"], values, strict=True) if row["recipe"] else ():
             found = f"{measured[column]:.2f}" if column in measured else "-"
             yield f"{row['name']:44} {column:24} {value:>10} {found:>10}"
+    yield from _measured_on(each)
+
+
+def _measured_on(each: Result) -> Lines:
+    """The items and the features of what was measured; with the rows, if they differ."""
+    rows = dict[str, list[str]]()
+    for row in each["rows"]:
+        if row.get("measured") is not None:
+            size = " and ".join(f"{count:,} {what}" for what, count in row["on"].items() if what != "split")
+            features = f"features {row['from']['features']} by {row['from']['network']}"
+            rows.setdefault(f"measured on {size} of {row['on']['split']}, {features}", []).append(row["name"])
+    for where, names in rows.items():
+        yield f"{where}: {'; '.join(names)}" if len(rows) > 1 else where
+
+
+def _latex(each: Result) -> Lines:
+    """A `tabular`, which needs no package: the values that are printed, and below them those that are measured."""
+    rows = [row for row in each["rows"] if row["printed"] or row.get("measured")]
+    if not rows:
+        return
+    yield f"% {each['name']}: {each['title']}"
+    yield from (f"% {line}" for line in _measured_on(each))
+    yield rf"\begin{{tabular}}{{ll{'r' * len(each['columns'])}}}"
+    yield f" & & {' & '.join(map(_escaped, each['columns']))}" + r" \\ \hline"
+    for row in rows:
+        name, measured = _escaped(row["name"]), row.get("measured")
+        if row["printed"]:
+            yield f"{name} & printed & {' & '.join(row['printed'].split())}" + r" \\"
+        if measured:
+            values = (f"{measured[column]:.1f}" if column in measured else "-" for column in each["columns"])
+            yield f"{'' if row['printed'] else name} & measured & {' & '.join(values)}" + r" \\"
+    yield r"\end{tabular}"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([%&#_$])", r"\\\1", text)

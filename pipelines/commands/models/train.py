@@ -62,6 +62,7 @@ def run(args: Args) -> Result:
 
 def _refuse_unread(recipe: "Recipe", args: Args) -> None:
     """Refuses flags that would change nothing."""
+    from pipelines.papers.experiments import texts_of
     from xmodal.recipes import Features
 
     sees_pictures = any(phase.pixels for phase in recipe.phases)
@@ -69,7 +70,7 @@ def _refuse_unread(recipe: "Recipe", args: Args) -> None:
         "workers": bool(recipe.phases),  # a closed form is solved by one process
         "tensorboard": bool(recipe.phases),
         "pixels": sees_pictures or recipe.visual.stage == "pixels",
-        "texts": isinstance(recipe.text, Features),
+        "texts": isinstance(recipe.text, Features) or bool(texts_of(recipe)),
         "weights": sees_pictures,
     }
     if given := [f"--{name}" for name, is_read in reads.items() if getattr(args, name) and not is_read]:
