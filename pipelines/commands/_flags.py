@@ -126,7 +126,10 @@ def building(parser: Parser) -> None:
 
 
 def named_files(parser: Parser) -> None:
-    file = "a file by the name that a stage gives it: weights=FILE is --weights FILE"
+    file = (
+        "a file by the name that a stage gives it: weights=FILE is --weights FILE; `xmodal settings STAGE` lists them "
+    )
+    file += "and says what is in each"
     parser.add_argument("--file", action="append", default=[], metavar="NAME=PATH", help=file)
 
 

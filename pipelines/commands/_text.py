@@ -7,7 +7,9 @@ from pipelines.commands import Result
 
 
 def counts(named: Mapping[str, int]) -> str:
-    """The totals; those of each split are in the JSON."""
+    """The totals; those of each split are in the JSON. Records count a row of `splits` for each item of a split."""
+    if "splits" in named:
+        named = {**named, "splits": sum(name.startswith("items:") for name in named)}
     return ", ".join(f"{count:,} {name}" for name, count in named.items() if count and ":" not in name) or "nothing"
 
 

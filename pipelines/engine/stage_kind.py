@@ -50,6 +50,7 @@ class StageKind:
     needs: tuple[str, ...]  # other stages, or FILE_SETS
     of: str | None = None  # the kind of item ("image", "clip") or label ("category") that a corpus must have
     files: tuple[str, ...] = ()  # what a user may give as --file NAME=PATH
+    forms: Mapping[str, str] = field(default_factory=dict)  # what such a file has in it, by its name
     packages: tuple[str, ...] = ()  # those it imports that an extra of pyproject.toml brings: a literal, for doctor
     features: bool = False  # recipes train from it and datasets are published with it
     estimate: Callable[[Any, int, Mapping[str, Output]], float] | None = None  # bytes of so many items

@@ -163,7 +163,12 @@ def _hints_of_lists(description: Description, raw: Raw, records: Output) -> list
     sizes = {name: len(items) for name, items in splits(records).items() if name.endswith(MEASURED)}
     sizes |= {part: 0 for part in MEASURED if not any(name.endswith(part) for name in sizes)}
     if few := [f"{size} in {name}" for name, size in sizes.items() if size <= FEW]:
-        how = "--splits train=0.8,val=0.1,test=0.1 divides by hash, --split COLUMN takes your own"
+        how = "--splits train=0.8,val=0.1,test=0.1 divides by hash"
+        how += (
+            f", in place of the column {description.split!r}"
+            if description.split
+            else ", --split COLUMN takes your own"
+        )
         hints.append(f"items {', '.join(few)}: train asks for val, evaluate for test, and R@10 of {FEW} is 100; {how}")
     return hints
 

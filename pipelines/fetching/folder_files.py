@@ -30,6 +30,8 @@ from xmodal.root.storage import LocalStorage, Storage
 
 HIDDEN, LINKS, UNREADABLE, SPECIAL = "hidden", "links", "unreadable folders", "pipes, devices or links to nothing"
 NO_TEXT, NO_ENDING, STORES = "names not in UTF-8", "without an ending", "stores of features"
+ONE = {LINKS: "link", UNREADABLE: "unreadable folder", SPECIAL: "pipe, device or link to nothing"}
+ONE |= {NO_TEXT: "name not in UTF-8", STORES: "store of features"}
 NAMES: Mapping[Kind, str] = {"image": "pictures", "clip": "clips"}
 IMAGES = PICTURE_ENDINGS | {".gif"}  # its first frame, where pictures are asked for
 JOURNAL = "_runs/files"
@@ -66,11 +68,15 @@ def find_files(folder: str, kind: Kind | None, follow_links: bool, marker: str) 
     left_out.update({ending: count for ending, count in endings.items() if ending not in taken})
     paths = sorted(path for path in found if _ending(path) in taken)
     if not paths:
-        others = ", ".join(f"{count:,} {what}" for what, count in left_out.most_common(5))
+        others = ", ".join(describe_left_out(dict(left_out.most_common(5))))
         raise UserError(
             f"{folder} has no {NAMES[kind]}, by the endings of names{f'; there are: {others}' if others else ''}"
         )
     return FolderFiles(folder, kind, paths, dict(left_out.most_common()))
+
+
+def describe_left_out(left_out: Mapping[str, int]) -> list[str]:
+    return [f"{count:,} {ONE.get(what, what) if count == 1 else what}" for what, count in left_out.items()]
 
 
 def _walk(folder: str, follow_links: bool, marker: str) -> Iterator[tuple[str, str]]:

@@ -185,7 +185,7 @@ def _refuse_to_export(
             f"{out}: give x.npy, x.h5, x.tar, of regions x.tsv, or x without an ending, a folder with an npz an item"
         )
     if not out.parent.is_dir():
-        raise UserError(f"there is no folder {out.parent} to write {out.name} to")
+        raise UserError(f"there is no folder {out.parent} to write {out.name} to: make it, or give another name")
     for path in (out, *map(out.with_name, beside)):
         if os.path.lexists(path):
             raise UserError(f"{path} is there already: move it away, or give another name")

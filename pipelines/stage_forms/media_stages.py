@@ -44,6 +44,7 @@ from xmodal.root.sealed_sets import read_lock
 
 Seen = tuple[NDArray[Any] | None, NDArray[Any] | None]  # a row that is there, or the picture that one is made of
 Checksums = tuple[tuple[str, str | None], ...]  # of files; None where one is absent
+WEIGHTS = {"weights": "a state_dict of the network, .pth or .safetensors"}  # `StageKind.forms`
 NOT_FINITE = ("not_finite", "the network makes NaN or infinite numbers of it: --set dtype=float32 may help")
 C = TypeVar("C")
 R = TypeVar("R", bound=ResNet | ImageModel)

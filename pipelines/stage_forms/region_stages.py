@@ -22,6 +22,7 @@ from pipelines.engine.stage_kind import Needs, OpenMedia
 from pipelines.stage_forms.array_stages import ArrayShard, ArrayWriter, write_items, write_table
 from pipelines.stage_forms.earlier_rows import EarlierRows
 from pipelines.stage_forms.media_stages import NOT_FINITE, media_stage, read_medium
+from xmodal.detection.given_boxes import FORM as BOXES
 from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_phrases, boxes_of_records
 from xmodal.detection.region_arrays import Regions
 from xmodal.detection.region_store import REGIONS, Named, PictureRegions, empty_row, regions_file
@@ -38,6 +39,12 @@ from xmodal.root.outputs import TRUNCATED, Output
 
 WORDS = ("object_words", "attribute_words")  # files that some detectors read
 WIDTH = 2048  # numbers of a feature, for estimates
+FORMS = {
+    "detector": "weights, or a checkpoint, of the detector",
+    "object_words": "the name of a class a line, as bottom-up attention's objects_vocab.txt",
+    "attribute_words": "the name of an attribute a line, as bottom-up attention's attributes_vocab.txt",
+    "boxes": BOXES,
+}
 AS_IT_IS = Preparation(resize=(), crop=None)
 
 
@@ -81,7 +88,7 @@ def check_detector(config: RegionSettings, files: Mapping[str, Path]) -> None:
     module, name = module_of(config.detector)
     module.check(name, f"{OF_FILE}{'0' * 64}" if "detector" in files else config.weights)
     if config.boxes == "file" and "boxes" not in files:
-        raise UserError("boxes=file needs the file: --file boxes=PATH")
+        raise UserError(f"boxes=file needs the file: --file boxes=PATH, {BOXES}")
     if config.boxes != "file" and "boxes" in files:
         raise UserError(f"--file boxes=PATH is not read with boxes={config.boxes}: set boxes=file, or leave it out")
 

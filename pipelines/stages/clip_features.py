@@ -8,6 +8,7 @@ from pipelines.engine.stage import Stage
 from pipelines.engine.stage_kind import Needs, StageKind
 from pipelines.stage_forms.clip_stages import SAMPLES, bytes_of_samples, clip_stage
 from pipelines.stage_forms.media_stages import (
+    WEIGHTS,
     ImageModelStageConfig,
     check_model,
     model_extractor,
@@ -40,6 +41,7 @@ STAGE = StageKind(
     needs=("frames",),
     of="clip",
     files=("weights",),
+    forms=WEIGHTS,
     packages=("torch", "torchvision", "simplejpeg"),
     features=True,
     check=check_model,

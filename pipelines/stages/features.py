@@ -7,6 +7,7 @@ from typing import Any
 from pipelines.engine.stage import Stage, listed
 from pipelines.engine.stage_kind import Needs, StageKind
 from pipelines.stage_forms.media_stages import (
+    WEIGHTS,
     ImageModelStageConfig,
     bytes_of_rows,
     check_model,
@@ -38,6 +39,7 @@ STAGE = StageKind(
     needs=("records", "media"),
     of="image",
     files=("weights",),
+    forms=WEIGHTS,
     packages=("torch", "torchvision"),
     features=True,
     check=check_model,

@@ -6,6 +6,7 @@ from typing import Any
 from pipelines.engine.stage import Stage
 from pipelines.engine.stage_kind import Needs, StageKind
 from pipelines.stage_forms.region_stages import (
+    FORMS,
     RegionSettings,
     bytes_of_regions,
     check_detector,
@@ -27,6 +28,7 @@ STAGE = StageKind(
     needs=("records", "media"),
     of="image",
     files=("detector", "boxes"),
+    forms={name: FORMS[name] for name in ("detector", "boxes")},
     packages=("torch", "torchvision", "cv2"),
     features=True,
     check=check_detector,

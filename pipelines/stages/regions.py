@@ -12,6 +12,7 @@ from typing import Any
 from pipelines.engine.stage import Stage
 from pipelines.engine.stage_kind import Needs, StageKind
 from pipelines.stage_forms.region_stages import (
+    FORMS,
     RegionSettings,
     bytes_of_regions,
     check_detector,
@@ -78,6 +79,7 @@ STAGE = StageKind(
     needs=("records", "media"),
     of="image",
     files=("detector", "object_words", "attribute_words", "boxes"),
+    forms=FORMS,
     packages=("torch", "torchvision"),
     features=True,
     check=check,

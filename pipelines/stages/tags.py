@@ -18,7 +18,7 @@ from pipelines.engine.stage import Counts, Inputs, Sink, Stage, given, listed
 from pipelines.engine.stage_kind import Needs, StageKind
 from pipelines.stage_forms.array_stages import ArrayShard, ArrayWriter, PlannedArray, array_stage, write_items
 from pipelines.stage_forms.earlier_rows import EarlierRows
-from pipelines.stage_forms.media_stages import check_model, seconds_a_picture
+from pipelines.stage_forms.media_stages import WEIGHTS, check_model, seconds_a_picture
 from pipelines.stages import features
 from pipelines.stages.features import FeaturesConfig
 from xmodal.detection.image_tags import MergedTags, by_maximum
@@ -33,6 +33,7 @@ from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output
 
 VERSION = 1
+FILES = ("open_images", "imagenet", "places", "sports")  # A3VSE's sources; any scores will do
 AT_ONCE = 64  # rows
 
 
@@ -95,7 +96,8 @@ STAGE = StageKind(
     config=TagsConfig,
     needs=("records", "media"),
     of="image",
-    files=("weights", "open_images", "imagenet", "places", "sports"),
+    files=("weights", *FILES),
+    forms={**WEIGHTS, **dict.fromkeys(FILES, f"scores of tags: {FORM}")},
     packages=("torch", "torchvision"),
     features=True,
     check=check,
@@ -105,7 +107,6 @@ STAGE = StageKind(
     memory=2e9,
     small={"model": "torchvision/resnet18", "weights": "random:0"},
 )
-FILES = STAGE.files[1:]  # A3VSE's sources; any scores will do
 
 
 def make(config: TagsConfig, needs: Needs) -> Stage[TagsConfig, Any]:

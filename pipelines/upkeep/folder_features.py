@@ -37,7 +37,7 @@ from xmodal.features.torchvision_models import BILLIONS
 from xmodal.records.tables import Item, Kind
 from xmodal.root.files import sha256_of
 from xmodal.root.identity import canonical_json, to_plain
-from xmodal.root.outputs import TRUNCATED, Output, directories
+from xmodal.root.outputs import TRUNCATED, Output, Unit, directories
 from xmodal.root.storage import LocalStorage, Storage
 
 RUNS, NOTE, MADE, UNITS, COMPLETE = "_runs", "folder.json", "stage.json", "units.tsv", "complete.json"
@@ -130,10 +130,11 @@ def make_store(files: FolderFiles, out: Path, target: str, options: BuildOptions
         _refuse_others(out, note)
         if _note(out) != note:
             root.write(NOTE, canonical_json(note))
-        if is_old := not _is_up_to_date(out, made, root):
+        damaged = _damaged(out)
+        if is_old := bool(damaged) or not _is_up_to_date(out, made, root):
             options.progress.say(f"features of {len(files.paths):,} {NAMES[files.kind]} of {files.folder} go to {out}")
             _lend(out)
-            if _is_whole(out) and not _is_sound(out):
+            if damaged and _is_whole(out):
                 forget(root, verify(root, options.progress)[1])
             _forget_passing(made, root)
             try:
@@ -144,7 +145,7 @@ def make_store(files: FolderFiles, out: Path, target: str, options: BuildOptions
                 raise
             _publish(output, out)
         _sweep(made, root)
-        return _describe(_outputs(out, made, root), files) | {"built": is_old}
+        return _describe(_outputs(out, made, root), files) | {"built": is_old, "repaired": _repaired(damaged)}
 
 
 def _refuse_foreign(out: Path, folder: str) -> None:
@@ -231,7 +232,7 @@ def _decides(stage: Stage[Any, Any]) -> list[Any]:
 
 
 def _is_up_to_date(out: Path, made: Sequence[Stage[Any, Any]], root: Storage) -> bool:
-    if not _is_sound(out) or _read(out, MADE).get("identity") != made[-1].identity:
+    if not _output(out).complete or _read(out, MADE).get("identity") != made[-1].identity:
         return False
     outputs = zip(made, _outputs(out, made, root), strict=True)
     return all(output.complete and not _passing(stage, output) for stage, output in outputs)
@@ -242,9 +243,20 @@ def _is_whole(out: Path) -> bool:
     return store.complete and all(storage.size(name) == size for name, size in store.files.items())
 
 
-def _is_sound(out: Path) -> bool:
-    """Whether all bytes are those that were committed."""
-    return _is_whole(out) and all(sha256_of(out / name) == sha256 for name, sha256 in _output(out).checksums.items())
+def _damaged(out: Path) -> list[Unit]:
+    """Units of a finished store that have other bytes than were committed; all of them if a file is gone or cut."""
+    if not (store := _output(out)).complete:
+        return []
+    units = [*store.units()]
+    if not _is_whole(out):
+        return units
+    return [unit for unit in units if any(sha256_of(out / name) != sha256 for name, (_, sha256) in unit.files.items())]
+
+
+def _repaired(damaged: Sequence[Unit]) -> int | None:
+    """The number of rows that were made again because of damage; None if there was none."""
+    rows = sum(unit.counts.get("rows", 0) + unit.counts.get("regions", 0) for unit in damaged)
+    return rows if damaged else None
 
 
 def _output(out: Path) -> Output:

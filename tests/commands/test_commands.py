@@ -15,7 +15,7 @@ import xmodal as library
 from pipelines import commands
 from pipelines.cli import main
 from pipelines.commands._text import failures
-from tests.commands.test_cli import REPOSITORY, Xmodal, only
+from tests.commands.test_cli import REPOSITORY, Xmodal, in_subprocess, only
 from tests.commands.test_cli import no_pauses as no_pauses
 from tests.commands.test_cli import publisher as publisher
 from tests.commands.test_cli import root as root
@@ -23,6 +23,7 @@ from tests.commands.test_cli import xmodal as xmodal
 from tests.fetching.test_ledger import Publisher
 from tests.toy_root import make_root
 from tests.toy_root import one_thread as one_thread
+from xmodal.detection.given_boxes import boxes_in_file
 
 TOY = (
     *("view.corpus=pictures", "view.split=toy/train", "validation.corpus=pictures", "validation.split=toy/val"),
@@ -234,6 +235,19 @@ def test_settings_of_a_stage_are_typed_and_say_where_they_are_documented(xmodal:
     assert {row["name"] for row in xmodal.done("settings", "coco/resnet")["settings"]} == set(rows)
     shown = xmodal("settings", "resnet").out
     assert re.search(r"^resnet\.crop +int +224 +xmodal/features/networks\.py:\d+$", shown, re.MULTILINE)
+
+
+def test_settings_say_what_is_in_a_file_that_a_stage_reads(xmodal: Xmodal, tmp_path: Path) -> None:
+    shown = xmodal("settings", "regions").out
+    form = r"--file boxes=PATH: a line a box: the picture's id, left, top, right and bottom .*'(a/0\.jpg<tab>.*)',"
+    example = re.search(form, shown)
+    assert example, shown
+    (tmp_path / "boxes.tsv").write_text(example[1].replace("<tab>", "\t") + "\n")
+    assert boxes_in_file(tmp_path / "boxes.tsv") == {"a/0.jpg": ((10.0, 20.0, 110.5, 90.0),)}
+    assert "it reads a file: --file places=PATH: scores of tags: " in xmodal("settings", "tags").out
+    asked = "`xmodal settings STAGE` lists them and says what is in each"
+    for command in ("features", "build"):
+        assert asked in " ".join(in_subprocess(command, "--help").out.split())
 
 
 def test_settings_of_a_recipe_are_what_train_may_set(xmodal: Xmodal) -> None:

@@ -177,9 +177,23 @@ def test_links_out_of_the_folder_are_left_out_unless_followed(xmodal: Xmodal, fo
     assert {"within.jpg"} == {*FeatureStore("store").ids} - {
         f"{p}{n}.jpg" for n in range(10) for p in ("", "a/", "a/b/")
     }
+    said = xmodal("features", folder, *PICTURES, "--out", "store").out
+    assert "left out: 3 links, 2 pipes, devices or links to nothing; --follow-links takes" in said
     made = xmodal.done("features", folder, *PICTURES, "--out", "store", "--follow-links")
     assert made["left_out"] == {"pipes, devices or links to nothing": 2, "links": 1}
     assert {*FeatureStore("store").ids} >= {"within.jpg", "file.jpg", "linked/one.jpg", "linked/two.jpg"}
+
+
+def test_help_says_which_links_are_taken_anyway() -> None:
+    said = " ".join(in_subprocess("features", "--help").out.split())
+    assert "--follow-links also files outside of DIR, and folders, that links lead to (default: only links to" in said
+
+
+def test_what_is_left_out_once_is_named_as_one(xmodal: Xmodal, folder: Path) -> None:
+    xmodal.done("features", folder, *PICTURES, "--out", folder / "store")
+    (folder / "linked").symlink_to(folder.parent)
+    said = xmodal("features", folder, *PICTURES, "--out", "store").out
+    assert "left out: 1 link, 1 store of features; --follow-links" in said
 
 
 def test_an_empty_folder_is_refused_and_nothing_is_made(xmodal: Xmodal, tmp_path: Path) -> None:
@@ -274,7 +288,14 @@ def test_a_weight_file_is_named_by_its_checksum(xmodal: Xmodal, folder: Path, tm
     torch.save(network.state_dict(), tmp_path / "mine.pth")
     made = xmodal.done("features", folder, *PICTURES, "--weights", tmp_path / "mine.pth")
     assert made["weights"] == f"sha256:{made['weights_sha256']}"
+    assert xmodal("features", folder, *PICTURES, "--weights", tmp_path / "mine.pth").out.count(made["weights"]) == 1
     assert "there is no file" in xmodal("features", folder, *PICTURES, "--weights", "gone.pth").complaint
+
+
+def test_checksums_that_nobody_knows_are_not_printed(xmodal: Xmodal, folder: Path) -> None:
+    keep_two(folder)
+    said = xmodal("features", folder, "--model", "small", "--set=regions.weights=random:0")
+    assert f"of {folder}, by small random:0\n" in said.out, said.err
 
 
 def test_a_wrong_file_of_weights_does_not_keep_the_name_of_the_store(xmodal: Xmodal, folder: Path) -> None:

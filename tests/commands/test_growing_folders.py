@@ -205,10 +205,28 @@ def test_a_shard_whose_bytes_have_changed_is_made_again(grows: bool, xmodal: Xmo
     assert "`xmodal features` that made it" in xmodal("verify", "--root", store).complaint
     if grows:
         shutil.copy(min(path for path in folder.iterdir() if path.is_file()), folder / "zz.jpg")
-        xmodal.done("features", folder, *PICTURES)
+        assert xmodal.done("features", folder, *PICTURES)["repaired"] == 4
         (folder / "zz.jpg").unlink()
-    assert xmodal.done("features", folder, *PICTURES)["built"]
+    again = xmodal.done("features", folder, *PICTURES)
+    assert (again["built"], again["repaired"]) == (True, None if grows else 4)
     assert tree_digest(str(store)) == before
+
+
+@pytest.mark.parametrize(
+    ("file", "count"), [("resnet18-pooled/c/1/0", 4), ("resnet18-pooled/c/2/0", 2), ("rows.parquet", 0)]
+)
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_repair_is_said_with_the_number_of_rows(
+    file: str, count: int, is_cut: bool, xmodal: Xmodal, folder: Path
+) -> None:
+    assert "repaired" not in xmodal("features", folder, *PICTURES).out
+    damaged = folder.parent / "pics-resnet18.zarr" / file
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:9] if is_cut else data[:9] + bytes([data[9] ^ 1]) + data[10:])
+    rows = 10 if is_cut else count  # without a file of the right length no row is believed
+    said = xmodal("features", folder, *PICTURES)
+    assert f"repaired: files of the store were damaged, and {rows} rows were made again\n" in said.out, said.err
+    assert "repaired" not in xmodal("features", folder, *PICTURES).out
 
 
 @pytest.mark.parametrize("damage", [None, b"", b"{", b"[]", b'{"stage": 1}'])

@@ -119,6 +119,12 @@ def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
         read_network(save({"layer1.0.conv1.weight": np.zeros(3, np.float32)}, tmp_path), "cpu")
 
 
+def test_a_checkpoint_in_a_part_of_another_name_is_told(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"a": torch.zeros(1)}}, tmp_path / "x.pth")
+    with pytest.raises(UserError, match=r"refused: it has state_dict in it, not tensors by name, nor a part 'model'"):
+        read_network(tmp_path / "x.pth", "cpu")
+
+
 def test_a_deeper_network_is_refused(tmp_path: Path) -> None:
     """MILVLG's ResNet-152 has the names of its ResNet-101, and more blocks."""
     state = port_state("milvlg_caffe")
@@ -252,7 +258,7 @@ def test_a_hostile_pickle_is_refused_and_nothing_runs(protocol: int, tmp_path: P
 def test_a_hostile_file_of_torch_is_refused_and_nothing_runs(is_new: bool, tmp_path: Path) -> None:
     file, made = tmp_path / "model.pth", tmp_path / "made"
     torch.save({"model": {}, "matched": Exploit(made)}, file, _use_new_zipfile_serialization=is_new)
-    with pytest.raises(UserError, match="refused: it is no file of tensors") as refused:
+    with pytest.raises(UserError, match=r"refused: it has other objects than tensors \(\w+\.mkdir\)") as refused:
         read_network(file, "cpu")
     assert "weights_only" not in str(refused.value), "torch advises to execute what is in the file"
     assert not made.exists()

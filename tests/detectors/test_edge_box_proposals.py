@@ -19,7 +19,7 @@ from xmodal.detectors import edge_box_proposals, module_of
 from xmodal.detectors.edge_box_proposals import EdgeBoxProposals, caffe_state, edge_boxes, load
 from xmodal.errors import UserError
 from xmodal.features.weight_files import weights_sha256
-from xmodal.raw.caffe_files import is_caffemodel
+from xmodal.raw.tensor_files import format_of
 
 SCENE = draw(next(scenes(World(items=1, image_size=64))))
 BOXES = np.array([[3, 5, 40, 60], [0, 0, 63, 47], [20.5, 10.25, 22, 12]], np.float32)
@@ -229,7 +229,7 @@ def test_a_caffemodel_of_another_network_is_refused(tmp_path: Path) -> None:
 def test_a_file_of_torch_is_no_caffemodel_however_it_is_called(tmp_path: Path) -> None:
     for is_zip in (True, False):
         torch.save({"a": torch.ones(1)}, tmp_path / "x.caffemodel", _use_new_zipfile_serialization=is_zip)
-        assert not is_caffemodel(tmp_path / "x.caffemodel")
+        assert format_of(tmp_path / "x.caffemodel") == "torch"
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path, monkeypatch: pytest.Monke
     state = official_state(model_of(KINDS[0]))
     for how in ({}, {"_use_new_zipfile_serialization": False}):
         for bad in ({"model": state, "opt": Command()}, {"model": state, "opt": argparse.Namespace(a=Command())}):
-            with pytest.raises(UserError, match=r"bad\.pth: is damaged, or holds more than weights: "):
+            with pytest.raises(UserError, match=r"bad\.pth: it has other objects than tensors \("):
                 read(saved(tmp_path / "bad.pth", bad, **how))
     assert not (tmp_path / "harmed").exists()
 
@@ -245,9 +245,15 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     data = path.read_bytes()
     weight = data.index(model_of(KINDS[0]).state_dict()["words.weight"].numpy().tobytes()) + 20
     flipped = data[:weight] + bytes([data[weight] ^ 1]) + data[weight + 1 :]
-    for wrong in (data[: len(data) // 2], b"", b"<html>not here</html>", data[:-1], flipped):
+    for wrong, told in (
+        (data[: len(data) // 2], "it ends early or is damaged: get the file again"),
+        (b"", "it is empty: get the file again"),
+        (b"<html>not here</html>", "it is a web page: download the file"),
+        (data[:-1], "it ends early or is damaged: get the file again"),
+        (flipped, ".* in it has changed since it was written: get the file again"),
+    ):
         path.write_bytes(wrong)
-        with pytest.raises(UserError, match=r"ckpt\.pth: is damaged"):
+        with pytest.raises(UserError, match=rf"ckpt\.pth: {told}"):
             read(path)
     with pytest.raises(UserError, match=r"other\.pth: cannot be read: No such file"):
         read(tmp_path / "other.pth")

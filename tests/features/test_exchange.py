@@ -161,7 +161,7 @@ def test_an_export_never_replaces_anything(made: str, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="is there already"):
             export(made, tmp_path / out, "regions")
         assert (tmp_path / out).read_text() == "mine"
-    with pytest.raises(UserError, match=r"no folder .*nowhere"):
+    with pytest.raises(UserError, match=r"no folder .*nowhere to write x\.h5 to: make it, or give another name"):
         export(made, tmp_path / "nowhere/x.h5", "regions")
 
 

@@ -205,7 +205,7 @@ def test_boxes_of_a_file_decide_their_pictures_alone(storage: Storage, tmp_path:
         ({"a": [1.0, 2.0, 3.0, float("nan")]}, "the boxes of 'a' are not four finite numbers each"),
         ({"a": [0, 0, 9, 9, 20.0, 5, 8, 30]}, "box 2 of 'a', 20, 5, 8, 30, ends before it begins: give left"),
         ({"a": [0.0, 9, 9, 8]}, "box 1 of 'a', 0, 9, 9, 8, ends before it begins"),
-        ({}, "boxes.parquet has no boxes: give lines of id, left, top, right and bottom"),
+        ({}, "boxes.parquet has no boxes: give a line a box: the picture's id, left, top, right and bottom"),
     ],
 )
 def test_a_file_without_usable_boxes_is_refused(boxes: Any, said: str, storage: Storage, tmp_path: Path) -> None:
@@ -214,6 +214,14 @@ def test_a_file_without_usable_boxes_is_refused(boxes: Any, said: str, storage: 
         files["boxes"].write_text("id,boxes")
     with pytest.raises(UserError, match=said):
         regions(sealed(storage, PICTURES), replace(TOY, boxes="file"), files)
+
+
+def test_lines_of_boxes_without_tabs_are_told_what_lines_are(storage: Storage, tmp_path: Path) -> None:
+    (tmp_path / "boxes.tsv").write_text("a 1 2 30 20\n")
+    with pytest.raises(
+        UserError, match=r"boxes\.tsv, line 1: .*; boxes alone are a line a box: the picture's id, left, "
+    ):
+        regions(sealed(storage, PICTURES), replace(TOY, boxes="file"), {"boxes": tmp_path / "boxes.tsv"})
 
 
 def test_boxes_beside_their_picture_are_left_out_and_counted(storage: Storage, tmp_path: Path) -> None:

@@ -250,6 +250,15 @@ def test_a_file_of_weights_counts_for_any_network(xmodal: Xmodal, root: Path, tm
     assert "own.pth are no state_dict of a resnet34: it lacks layer1.2.conv1.weight, layer1.2.bn1.weight and" in wrong
 
 
+def test_splits_are_counted_not_the_items_in_them(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
+    names, splits = write_pictures(tmp_path, 5), ["train", "train", "val", "test", "test"]
+    rows = [{"url": name, "caption": name, "split": split} for name, split in zip(names, splits, strict=True)]
+    write_csv(tmp_path / "mine.csv", rows)
+    said = xmodal("build", f"{tmp_path}/mine.csv/records", "--split", "split", "--root", root).out
+    assert "5 captions, 5 items, 3 splits\n" in said
+    assert "5 captions, 5 items, 3 splits\n" in xmodal("status", "--root", root).out
+
+
 def test_the_same_caption_twice_is_kept_on_request(xmodal: Xmodal, root: Path, tmp_path: Path) -> None:
     some = [{"url": "p0.png", "caption": text} for text in ("a", "b", "a", "a")]
     write_csv(tmp_path / "a.csv", some)

@@ -480,8 +480,11 @@ def test_a_build_says_what_is_missing_and_why(xmodal: Xmodal, root: Path, tmp_pa
     assert "note: list: the column 'split' is not used: --split split takes it" in said.out
     assert "note: list: the column 'id' is not used: --id id takes it" in said.out
     assert "note: list: items 1 in own/val, 0 in test" in said.out
+    assert "--split COLUMN takes your own" in said.out
     said = xmodal("build", tmp_path / "list.csv", "--root", root, "--split", "split", "--id", "id")
     assert "is not used" not in said.out
+    assert "--split COLUMN" not in said.out, "it is given"
+    assert "divides by hash, in place of the column 'split'" in said.out
     write_pictures(tmp_path, 1)
     xmodal.done("retry", tmp_path / "list.csv", "--root", root)
     xmodal.done("seal", "list", "--root", root)

@@ -12,6 +12,11 @@ from xmodal.errors import UserError
 from xmodal.records.tables import Region, read_rows
 from xmodal.root.outputs import Output
 
+FORM = (  # of a user's file
+    "a line a box: the picture's id, left, top, right and bottom in pixels, with tabs between, as 'a/0.jpg<tab>10<tab>"
+    "20<tab>110.5<tab>90', right and bottom just outside of it; or a .parquet table with id and boxes, four numbers a "
+    "box in one list; or regions as `xmodal import` takes them"
+)
 Boxes = tuple[tuple[float, ...], ...]  # left, top, right, bottom of each, from 0
 
 
@@ -48,11 +53,7 @@ def chain_boxes(records: Output) -> dict[tuple[str, str], tuple[float, ...]]:
 
 
 def boxes_in_file(path: Path) -> dict[str, Boxes]:
-    """Reads boxes of a user, each of four numbers, in one of three forms.
-
-    A Parquet table with `id` and `boxes`; lines of id, left, top, right and bottom with tabs between; or regions of
-    other projects, as `open_regions` knows them.
-    """
+    """Reads boxes of a user, each of four numbers, in one of three forms, which FORM says."""
     head = _head(path)
     if head.startswith(b"PAR1"):
         found = _of_table(path)
@@ -107,8 +108,11 @@ def _by_fours(sides: list[float]) -> Boxes:
 
 
 def _of_foreign(path: Path) -> dict[str, Boxes]:
-    regions = open_regions(path)
+    try:
+        regions = open_regions(path)
+    except UserError as error:
+        raise UserError(f"{error}; boxes alone are {FORM}") from error
     if regions is None:
-        raise UserError(f"{path} has no boxes: give lines of id, left, top, right and bottom with tabs between")
+        raise UserError(f"{path} has no boxes: give {FORM}")
     pictures = regions.pictures(range(len(regions.ids)))
     return {picture.id: tuple(map(tuple, picture.boxes_K4.tolist())) for picture in pictures}

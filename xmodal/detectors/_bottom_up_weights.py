@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from xmodal.detectors._bottom_up_layouts import LAYOUTS, CheckpointLayout, Sizes, shapes
 from xmodal.detectors._bottom_up_network import CAFFE, DEPTHS, BottomUpNetwork, Depths, Family
 from xmodal.errors import UserError, few
-from xmodal.features.weight_files import why_not_read
+from xmodal.features.weight_files import describe
 from xmodal.raw.caffe_files import read_caffemodel
-from xmodal.raw.pickled_arrays import DAMAGED, read_pickled_arrays
+from xmodal.raw.pickled_arrays import read_pickled_arrays
+from xmodal.raw.tensor_files import format_of, read_tensor_file
 
 THIN: Depths = (1, 1, 1, 1)  # a file without any second block is a small network of the same kind, as tests have it
-ZIP, OLD_TORCH, PICKLE = b"PK\x03\x04", b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", b"\x80"  # how files begin
 ANCHORS = "proposal_generator.anchor_generator.cell_anchors.0"
 SANE_SIDE = 100  # pixels; the largest of the anchors that MILVLG's own configuration makes by mistake has 45
 EPSILON = 1e-5  # of all batch normalisations
@@ -78,25 +78,24 @@ def _network(
 def _read(file: Path) -> Arrays:
     """The arrays of a file by its own names; how a file begins says which it is, however it is called."""
     try:
-        with file.open("rb") as opened:
-            begin = opened.read(len(OLD_TORCH))
+        match format_of(file):
+            case "pickle":
+                return read_pickled_arrays(file)
+            case "caffe":
+                layers = read_caffemodel(file)
+                return {f"{name}:{number}": blob for name, blobs in layers.items() for number, blob in enumerate(blobs)}
+        found = read_tensor_file(file)
+        state = found.get("model", found) if isinstance(found, Mapping) else None
+        if not isinstance(state, Mapping):
+            raise ValueError(f"it has {describe(found)} in it, not tensors by name")
+        arrays = {str(name): some.float().numpy() for name, some in state.items() if isinstance(some, torch.Tensor)}
+        if not arrays:
+            raise ValueError(f"it has {describe(state)} in it, not tensors by name, nor a part 'model' of them")
+        return arrays
     except OSError as error:
         raise UserError(f"weights {file} cannot be read: {error.strerror}") from error
-    if begin.startswith((ZIP, OLD_TORCH)):
-        return _read_torch(file)
-    if begin.startswith(PICKLE):
-        return read_pickled_arrays(file)
-    layers = read_caffemodel(file)
-    return {f"{name}:{number}": blob for name, blobs in layers.items() for number, blob in enumerate(blobs)}
-
-
-def _read_torch(file: Path) -> Arrays:
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        state = state.get("model", state) if isinstance(state, Mapping) else {}
-        return {name: some.float().numpy() for name, some in state.items() if isinstance(some, torch.Tensor)}
-    except (*DAMAGED, RuntimeError, OSError) as error:
-        raise UserError(f"weights {file} are refused: {why_not_read(error)}") from error
+    except (ValueError, RuntimeError, TypeError) as error:  # such as a sparse tensor
+        raise UserError(f"weights {file} are refused: {' '.join(str(error).split())}") from error
 
 
 def _whole(arrays: Arrays, layout: CheckpointLayout) -> tuple[Floats, Depths]:

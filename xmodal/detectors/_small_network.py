@@ -33,7 +33,8 @@ from xmodal import __version__
 from xmodal.detection.region_arrays import DetectorWords, Regions
 from xmodal.detectors.small_faster_rcnn import TRAINING
 from xmodal.errors import UserError
-from xmodal.features.weight_files import WRONG, reproducible
+from xmodal.features.weight_files import WRONG, describe, reproducible
+from xmodal.raw.tensor_files import read_tensor_file
 
 STRIDES, GRID = (2, 4), 7  # pixels of a position of the maps; positions of a side of a region's square
 EMBEDDED, ATTRIBUTE_WIDTH = 32, 64
@@ -284,7 +285,9 @@ def weights_file(config: SmallConfig, network: SmallNetwork) -> bytes:
 
 def read_weights(file: Path) -> tuple[SmallConfig, SmallNetwork]:
     try:
-        saved = torch.load(file, map_location="cpu", weights_only=True)
+        saved = read_tensor_file(file)
+        if not isinstance(saved, Mapping) or not saved.keys() >= {"small_detector", "weights"}:
+            raise ValueError(f"it has {describe(saved)} in it, not small_detector and weights")
         config = SmallConfig(**saved["small_detector"])
         with torch.device("meta"):  # takes no memory, whatever sizes the file claims
             network = SmallNetwork(config).eval()

@@ -37,6 +37,7 @@ from xmodal.features.weight_files import (
     reproducible,
 )
 from xmodal.raw.pickled_arrays import read_pickled_arrays
+from xmodal.raw.tensor_files import format_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -104,7 +105,7 @@ def _untrained(config: Any) -> "nn.Module":
 def _read(file: Path) -> "Mapping[str, Tensor]":
     import torch
 
-    if file.suffix == ".pkl":
+    if file.suffix == ".pkl" or format_of(file) == "pickle":
         return {name: torch.from_numpy(np.array(values)) for name, values in read_pickled_arrays(file).items()}
     state: Any = read_state(file)
     return state.get("model", state)  # type: ignore[no-any-return]

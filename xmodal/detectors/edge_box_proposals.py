@@ -22,7 +22,8 @@ from xmodal.errors import UserError, extra_needed
 from xmodal.features import torchvision_models
 from xmodal.features.weight_files import OF_FILE, check_device, check_weights_name, reproducible
 from xmodal.media.images import DEVIATION, MEAN
-from xmodal.raw.caffe_files import is_caffemodel, read_caffemodel
+from xmodal.raw.caffe_files import read_caffemodel
+from xmodal.raw.tensor_files import format_of
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -101,7 +102,7 @@ def load(name: str, weights: str, files: Mapping[str, Path], device: str) -> "Ed
     with extra_needed("train", "networks need torch and torchvision"):
         check_device(device)
     file = files.get("detector")
-    is_caffe = weights.startswith(OF_FILE) and file is not None and is_caffemodel(file)
+    is_caffe = weights.startswith(OF_FILE) and file is not None and file.is_file() and format_of(file) == "caffe"
     read = partial(caffe_state, name) if is_caffe else None
     weights = "IMAGENET1K_V1" if weights == "published" else weights
     network, digest = torchvision_models.load(name, weights, file, read=read)

@@ -37,9 +37,9 @@ from xmodal.models.pcme import PCMEConfig
 from xmodal.models.pvse import PVSEConfig
 from xmodal.models.scan import SCANConfig
 from xmodal.models.vsepp import VSEPPConfig
+from xmodal.raw.tensor_files import NotTensors, read_tensor_file
 from xmodal.recipes import Config, Features, Pixels, View
 from xmodal.text.vocabularies import load_vocabulary
-from xmodal.training.checkpoint import load_tensors
 from xmodal.training.finetuning import WithBackbone
 from xmodal.training.picture_crops import ClipReader, PictureReader, PixelReader
 from xmodal.training.run_setup import Setup
@@ -187,11 +187,11 @@ def _network_of_features(released: Released, store: FeatureStore) -> str:
 def read(path: str | Path) -> Released:
     """Reads a released file; nothing in it is executed."""
     try:
-        return replace(convert(*_parts(load_tensors(Path(path).read_bytes()))), path=Path(path))
+        return replace(convert(*_parts(read_tensor_file(path))), path=Path(path))
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise UserError(f"{path}: is damaged, or holds more than weights: {_line(error)}") from error
+    except NotTensors as error:
+        raise UserError(f"{path}: {error}") from error
     except UserError as trouble:
         raise UserError(f"{path}: {trouble}") from trouble
 

@@ -1,10 +1,12 @@
 """Opens the features of a corpus."""
 
 import math
+from collections.abc import Mapping
 from functools import partial
 
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
+from xmodal.features.weight_files import OF_FILE
 from xmodal.recipes import OF_CAPTIONS, Positional
 from xmodal.records.tables import Item, read_rows
 from xmodal.root.identity import fingerprint
@@ -94,7 +96,14 @@ def covering_all_items(features: list[Output], records: Output) -> list[Output]:
 
 
 def describe_network(store: FeatureStore) -> str:
-    """Names a network, its weights and their checksum, or else the stage of its features."""
-    known = [str(store.provenance[name]) for name in ("network", "weights") if store.provenance.get(name)]
-    digest = store.provenance.get("weights_sha256")
-    return (" ".join(known) or f"stage {store.output.stage}") + (f" (sha256 {digest})" if digest else "")
+    """Names a network and its weights, or else the stage of its features."""
+    return name_network(store.provenance) or f"stage {store.output.stage}"
+
+
+def name_network(provenance: Mapping[str, object]) -> str:
+    """Names a network, its weights and their checksum, as far as they are known; '' if they are not."""
+    known = [str(provenance[name]) for name in ("network", "weights") if provenance.get(name)]
+    digest = provenance.get("weights_sha256")
+    if digest and f"{OF_FILE}{digest}" not in known:
+        known.append(f"(sha256 {digest})")
+    return " ".join(known)

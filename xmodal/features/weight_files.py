@@ -3,13 +3,14 @@
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xmodal.errors import UserError, extra_needed, few
+from xmodal.raw.tensor_files import read_tensor_file
 from xmodal.root.files import sha256_of
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 RANDOM, OF_FILE = "random:", "sha256:"  # begin names of weights
 UNTRAINED = "give their file by --weights FILE, or do without training: --set weights=random:0"
-WRONG = (  # errors of reading what is no state_dict, or another network's
-    *(UnpicklingError, RuntimeError, EOFError, AttributeError, TypeError, OSError, ValueError, LookupError),
+WRONG = (  # errors of filling a network with what is no state_dict, or another network's
+    *(RuntimeError, AttributeError, TypeError, OSError, ValueError, LookupError),
     *(AssertionError, OverflowError, MemoryError, RecursionError),
 )
 INDEX = ".safetensors.index.json"  # ends the name of what tells in which of several files each tensor is
@@ -51,21 +52,63 @@ def filled_network(
         raise UserError(f"weights {weights} are those of a file, which {file} is not: give that file")
     if file is None or not weights.startswith(OF_FILE):
         file = published()
+    state: Mapping[str, Any] = {}
     try:
-        fill(network, (read or read_state)(file))
+        state = (read or read_state)(file)
+        fill(network, state)
     except WRONG as error:
-        raise UserError(f"weights {file} are no state_dict of a {name}: {why_not_read(error)}") from error
+        why = _where_it_is(file, state, network, fill) or _told(error)
+        raise UserError(f"weights {file} are no state_dict of a {name}: {why}") from error
     return network, weights_sha256(file)
 
 
-def why_not_read(error: BaseException) -> str:
-    """One line about a file of weights; torch's own advises to execute what is in the file."""
-    text = " ".join(str(error).split())
-    if isinstance(error, UnpicklingError) or "weights_only" in text:
-        return (
-            "it is no file of tensors, or it has more than tensors in it, which is not loaded as it could run anything"
-        )
-    return f"{type(error).__name__}: {text[:200]}" if len(text) < 9 else text[:200]  # "(101)" tells nothing alone
+def _told(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:300]
+    return text if isinstance(error, ValueError | RuntimeError) else f"it does not fit ({type(error).__name__} {text})"
+
+
+def _where_it_is(
+    file: Path,
+    found: Mapping[str, Any],
+    network: "nn.Module",
+    fill: "Callable[[nn.Module, Mapping[str, Tensor]], None]",
+) -> str:
+    """Says how to take a state_dict out of a part of a file, or from behind a prefix; '' if none would do."""
+    first, *others = (name for name in network.state_dict() if not name.endswith("num_batches_tracked"))
+    parts = {name: part for name, part in found.items() if isinstance(part, Mapping) and all(map(_is_name, part))}
+    for part, state in {"": found, **parts}.items():
+        for prefix in [""] + [name.removesuffix(first) for name in state if name.endswith(first) and name != first]:
+            own = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+            if (part or prefix) and (not prefix or own.keys() >= {*others}) and _fits(fill, network, own):
+                return _how_to_convert(file, part, prefix)
+    return ""
+
+
+def _is_name(key: object) -> bool:
+    return isinstance(key, str)
+
+
+def _fits(
+    fill: "Callable[[nn.Module, Mapping[str, Tensor]], None]", network: "nn.Module", state: Mapping[str, Any]
+) -> bool:
+    try:
+        fill(network, state)
+    except (*WRONG, UserError):
+        return False
+    return True
+
+
+def _how_to_convert(file: Path, part: str, prefix: str) -> str:
+    where, state, taken = "", f"read_state({str(file)!r})", "state"
+    if part:
+        where, state = f" in its part {part!a}", f"{state}[{part!r}]"
+    if prefix:
+        where += f" under names that begin with {prefix!a}"
+        taken = f"{{k[{len(prefix)}:]: v for k, v in state.items() if k.startswith({prefix!r})}}"
+    code = f"import torch; from xmodal.features.weight_files import read_state; state = {state}; "
+    code += f"torch.save({taken}, {str(file.with_name(f'{file.stem}-plain.pth'))!r})"
+    quoted = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
+    return f"it has one{where}: make a file of that: python -c {quoted}"
 
 
 def check_weights_name(weights: str, network: str) -> None:
@@ -83,7 +126,8 @@ def weights_sha256(file: Path) -> str:
         lines = [f"{sha256_of(part)}  {part.name}\n" for part in parts_of(file)]
         return hashlib.sha256("".join(lines).encode()).hexdigest()
     except OSError as error:
-        raise UserError(f"weights {error.filename or file} cannot be read: {error.strerror}") from error
+        cure = ": name the file in it that has them" if isinstance(error, IsADirectoryError) else ""
+        raise UserError(f"weights {error.filename or file} cannot be read: {error.strerror}{cure}") from error
 
 
 def parts_of(index: Path) -> list[Path]:
@@ -97,7 +141,9 @@ def _placed(index: Path) -> Mapping[str, str]:
     try:
         placed = json.loads(index.read_bytes())["weight_map"]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise UserError(f"weights {index} are no index of files: {why_not_read(error)}") from error
+        raise UserError(
+            f"weights {index} are no index of files ({type(error).__name__}): get the file again"
+        ) from error
     names = placed.values() if isinstance(placed, dict) else ()
     if not names or not all(isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name) for name in names):
         raise UserError(f"weights {index} are no index of files: weight_map must name .safetensors beside it")
@@ -107,8 +153,20 @@ def _placed(index: Path) -> Mapping[str, str]:
 def load_exactly(network: "nn.Module", state: "Mapping[str, Tensor]", head: tuple[str, ...]) -> None:
     """Loads all but what begins with `head`; raises ValueError if an entry is lacking or unknown."""
     own = {key: values for key, values in state.items() if not key.startswith(head)}
+    wanted = {key: values.shape for key, values in network.state_dict().items()}
+    shapes = {key: getattr(values, "shape", None) for key, values in own.items()}
+    others = [
+        f"{key} ({_sides(shape)}, not {_sides(wanted[key])})"
+        for key, shape in shapes.items()
+        if shape != wanted.get(key, shape)
+    ]
+    refuse({"has other sides of": others})
     found = network.load_state_dict(own, strict=False)
     refuse({"lacks": found.missing_keys, "has unknown": found.unexpected_keys})
+
+
+def _sides(shape: Sequence[int] | None) -> str:
+    return "no tensor" if shape is None else " x ".join(map(str, shape)) or "one number"
 
 
 def refuse(wrong: Mapping[str, list[str]]) -> None:
@@ -169,23 +227,22 @@ def hub_folder(repository: str, revision: str | None, names: tuple[str, ...], to
         raise UserError(f"{told} cannot be fetched from huggingface.co/{repository} ({why}): {cure}") from error
 
 
-def read_state(file: Path) -> "Mapping[str, Tensor]":
-    import torch
-
+def read_state(path: str | Path) -> "Mapping[str, Tensor]":
+    """The tensors of a file, or of those that an index names, by their names; raises ValueError if it has none."""
+    file = Path(path)
     if file.name.endswith(INDEX):
         return _read_parts(file)
-    state: Mapping[str, Tensor]
-    if file.suffix != ".safetensors":
-        state = torch.load(file, map_location="cpu", weights_only=True)
-        return state
-    with extra_needed("safetensors", f"{file} needs safetensors"):
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-    try:
-        state = load_file(file)
-    except SafetensorError as error:
-        raise ValueError(str(error)) from error
+    state = read_tensor_file(file)
+    if not isinstance(state, Mapping) or not state or not all(map(_is_name, state)):
+        raise ValueError(f"it has {describe(state)} in it, not tensors by name: save a state_dict")
     return state
+
+
+def describe(found: object) -> str:
+    """Says in some words what a file had in it."""
+    if isinstance(found, Mapping):
+        return few([str(name)[:100] for name in found], 3) or "nothing"
+    return f"a {type(found).__name__}"
 
 
 def _read_parts(index: Path) -> "Mapping[str, Tensor]":

@@ -26,14 +26,6 @@ BEGINS = (b"\x0a", b"\x12", b"\xa2\x06")  # tags of a network's name, or of its 
 Field = tuple[int, int | memoryview]  # its number, and a number or bytes
 
 
-def is_caffemodel(path: Path) -> bool:
-    """Tells by how the file begins, however it is called; files of torch begin otherwise."""
-    if path.suffix == ".safetensors" or not path.is_file():  # the former begin with any number
-        return False
-    with path.open("rb") as file:
-        return file.read(2).startswith(BEGINS)
-
-
 def read_caffemodel(path: Path) -> dict[str, list[NDArray[np.float32]]]:
     """Blobs of each layer that has some, by its name; blobs of old files have four sides, as (1, 1, 1, N)."""
     try:

@@ -3,10 +3,6 @@
 import json
 import math
 import os
-import pickle
-import zipfile
-import zlib
-from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +14,7 @@ import torch
 
 from xmodal.batches import distributed
 from xmodal.errors import UserError
+from xmodal.raw.tensor_files import NotTensors, load_tensors
 from xmodal.root.storage import LocalStorage
 from xmodal.training import run_folder
 
@@ -119,28 +116,14 @@ def blaming_last(run: str) -> Iterator[None]:
         ) from error
 
 
-DAMAGED = (AssertionError, AttributeError, EOFError, LookupError, OSError, OverflowError, RuntimeError, TypeError)
-
-
-def load_tensors(data: bytes) -> Any:
-    """Reads tensors and plain values to the CPU and executes nothing; ValueError if damaged."""
-    try:
-        is_archive = zipfile.is_zipfile(BytesIO(data))
-        if is_archive and (broken := zipfile.ZipFile(BytesIO(data)).testzip()) is not None:  # torch checks no checksum
-            raise ValueError(f"{broken} has changed")
-        with torch.serialization.safe_globals([Namespace]):  # in which official codes save their options
-            return torch.load(BytesIO(data), map_location="cpu", weights_only=True)
-    except (*DAMAGED, pickle.UnpicklingError, zipfile.BadZipFile, zlib.error) as error:
-        raise ValueError(str(error)) from error
-
-
 def read_tensors(run: str, name: str) -> dict[str, Any]:
     try:
-        found = load_tensors(LocalStorage(run).read(name))
-        if not isinstance(found, dict):
-            raise ValueError(f"it holds a {type(found).__name__}, no tensors")
+        found = load_tensors(BytesIO(LocalStorage(run).read(name)))
     except FileNotFoundError:
         raise UserError(f"{run} has no {name}: train it first") from None
-    except ValueError as error:
-        raise UserError(f"{run}/{name} is damaged ({error!s:.80}): {run_folder.anew(run)}") from error
+    except NotTensors as error:
+        raise UserError(f"{run}/{name} is damaged ({error.what}): {run_folder.anew(run)}") from error
+    if not isinstance(found, dict):
+        what = f"it holds a {type(found).__name__}, no tensors"
+        raise UserError(f"{run}/{name} is damaged ({what}): {run_folder.anew(run)}")
     return found

@@ -41,7 +41,8 @@ def flags(parser: Parser) -> None:
     )
     _flags.named_files(parser)
     _flags.settings(parser, "output=grid; `xmodal settings features` lists them, or of clip_features, frames, regions")
-    add("--follow-links", action="store_true", help="also files and folders that links lead to (default: left out)")
+    links = "also files outside of DIR, and folders, that links lead to (default: only links to files in DIR are taken)"
+    add("--follow-links", action="store_true", help=links)
     _flags.most_absent(parser)
     _flags.workers(parser)
     _flags.quiet(parser)
@@ -72,13 +73,16 @@ def run(args: Args) -> Result:
 
 
 def text(result: Result) -> Lines:
+    from pipelines.fetching.folder_files import LINKS, describe_left_out
+    from xmodal.features.opening import name_network
+
     yield f"{result['store']}: {features(result)}, {'made' if result['built'] else 'up to date'}"
-    yield f"of {result['folder']}, by {result['network']} {result['weights']} (sha256 {result['weights_sha256']})"
+    if result["repaired"] is not None:
+        yield f"repaired: files of the store were damaged, and {result['repaired']:,} rows were made again"
+    yield f"of {result['folder']}, by {name_network(result) or 'an unnamed network'}"
     if result["left_out"]:
-        others = [f"{count:,} {what}" for what, count in result["left_out"].items()]
-        yield f"left out: {', '.join(others)}" + (
-            "; --follow-links takes links" if "links" in result["left_out"] else ""
-        )
+        advice = "; --follow-links takes those of other files and folders" if LINKS in result["left_out"] else ""
+        yield f"left out: {', '.join(describe_left_out(result['left_out']))}{advice}"
     for name in ("absent", "truncated"):
         reasons = result[name]
         yield from (f"{name}: {id!r}: {reasons[id]}" for id in [*reasons][:FEW])

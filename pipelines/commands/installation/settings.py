@@ -34,7 +34,8 @@ def run(args: Args) -> Result:
     else:
         configs = _of_recipe(args.name, is_file)
     rows = [row for name, config in configs.items() for row in describe(config, name)]
-    return {"name": args.name, "settings": rows, "files": sorted({name for kind in kinds for name in kind.files})}
+    files = {name: kind.forms.get(name, "") for kind in kinds for name in kind.files}
+    return {"name": args.name, "settings": rows, "files": files}
 
 
 def text(result: Result) -> Lines:
@@ -46,7 +47,8 @@ def text(result: Result) -> Lines:
     widths = [min(40, max(len(row[column]) for row in rows)) for column in range(3)]
     for row in rows:
         yield "  ".join(f"{cell:{width}}" for cell, width in zip(row, (*widths, 0), strict=True)).rstrip()
-    yield from (f"it reads a file: --file {name}=PATH" for name in result["files"])
+    for name, form in sorted(result["files"].items()):
+        yield f"it reads a file: --file {name}=PATH" + (f": {form}" if form else "")
 
 
 def _shown(value: object) -> str:
