@@ -57,22 +57,17 @@ def plan(targets: Iterable[tuple[CorpusBuild, Sequence[str]]]) -> list[dict[str,
 def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
     is_listed = part == "media" and work.corpus.media is not None  # the annotations list the media
     if is_listed and not (work.knows_items or work.finished("sources")):
-        items = work.corpus.counts.get("items")
-        low, high = _between(work.corpus, part, items or 0, [])
-        told = {"bytes_between": [low, high], "seconds": round((low + high) / 2 / ASSUMED_BYTES_A_SECOND)}
-        return {"waits_for": "sources"} | (told if items else {})
-    files, (left, waiting), at_hand = work.files.of(part), _left(work, part), dict[str, _FileAtHand]()
-    at_hand |= _at_hand(work, part, left)
-    others, raw = [source for source in left if source.path not in at_hand], work.files.raw_folder(part)
+        return _promised(work.corpus, part)
+    files, raw = work.files.of(part), work.files.raw_folder(part)
+    left, waiting = _left(work, part)
+    at_hand = dict(_at_hand(work, part, left))
+    others = [source for source in left if source.path not in at_hand]
     links = {source.path for source in others if raw and raw.find(source)}  # out of the folder
     others = [source for source in others if source.path not in links]
     requests = [source for source in others if source.url]
-    known = sum(source.bytes or 0 for source in requests)
-    unknown = sum(source.bytes is None for source in requests)
     sizes = {state.path: state.size for state in files.ledger.states() if not state.failed}
     sizes |= {path: found.size for path, found in at_hand.items()}
     sizes |= {source.path: source.bytes for source in files.sources if source.bytes}
-    low, high = (known + bound for bound in _between(work.corpus, part, unknown, [*sizes.values()]))
     speed = files.ledger.download_speed() or ASSUMED_BYTES_A_SECOND
     return {
         "files": len(files.sources),
@@ -80,16 +75,37 @@ def _files(work: CorpusBuild, part: Part) -> dict[str, Any]:
         "at_hand": len(at_hand),
         "at_hand_bytes": sum(found.size for found in at_hand.values()),
         "writes": sum(found.size for found in at_hand.values() if found.is_copied),
-        "requests": len(requests),
         "by_hand": [source.path for source in others if not source.url],
         "links": sorted(links),
         "failed_before": waiting,
+        "sealed": work.finished(FOLDERS[part]) is not None,
+    } | _downloads(work.corpus, part, requests, [*sizes.values()], speed)
+
+
+def _promised(corpus: Corpus, part: Part) -> dict[str, Any]:
+    """Media of which no list is read yet, by the corpus' own count."""
+    items = corpus.counts.get("items")
+    if not items:
+        return {"waits_for": "sources"}
+    low, high = _between(corpus, part, items, [])
+    seconds = round((low + high) / 2 / ASSUMED_BYTES_A_SECOND)
+    return {"waits_for": "sources", "bytes_between": [low, high], "seconds": seconds}
+
+
+def _downloads(
+    corpus: Corpus, part: Part, requests: Sequence[Source], sizes: list[int], speed: float
+) -> dict[str, Any]:
+    """Requests, their bytes and seconds; sizes that nobody tells are estimated from those that are known."""
+    known = sum(source.bytes or 0 for source in requests)
+    unknown = sum(source.bytes is None for source in requests)
+    low, high = (known + bound for bound in _between(corpus, part, unknown, sizes))
+    return {
+        "requests": len(requests),
         "bytes": known,
         "unknown_sizes": unknown,
         "known_sizes": len(sizes),
         "bytes_between": [low, high],
         "seconds": round((low + high) / 2 / speed),
-        "sealed": work.finished(FOLDERS[part]) is not None,
     }
 
 
