@@ -155,7 +155,8 @@ def _units(work: CorpusBuild, name: str) -> dict[str, Any]:
     if before or stage is None:
         return {"waits_for": " and ".join(before)} | _estimate(work, name, left=1.0)
     total, left = pending(stage, work.options.storage)
-    return {"units": total, "done": total - left} | (_estimate(work, name, left / total) if left else {})
+    rest = _estimate(work, name, left / total) if left else _writes(work, name, left=0.0)
+    return {"units": total, "done": total - left} | rest
 
 
 def _estimate(work: CorpusBuild, name: str, left: float) -> dict[str, Any]:
