@@ -25,7 +25,7 @@ from xmodal.detection.region_selection import confidences, select
 from xmodal.detectors import kind_of
 from xmodal.number_rules import one_or_more, shares
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
