@@ -154,9 +154,10 @@ def train_on_ray(
     """Trains by processes of a Ray cluster, whose nodes all see root and run."""
     from pipelines.engine.ray_runner import train_together
 
+    run = run.resolve()  # other processes work in other folders
     run.parent.mkdir(parents=True, exist_ok=True)
     setup = replace(setup, root=open_storage(setup.root).url, progress=Silence())
-    act = partial(_train_showing, recipe, setup, run.resolve(), quiet, options)
+    act = partial(_train_showing, recipe, setup, run, quiet, options)
     return train_together(act, workers, str(run.parent), setup.device.startswith("cuda"), address)
 
 

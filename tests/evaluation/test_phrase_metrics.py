@@ -206,6 +206,9 @@ def test_the_order_that_is_written_is_the_one_that_is_read(
     fewer = xmodal("evaluate", "--scores", tmp_path / "found.npy", *command, "--suppression", 0.3, "--json").json
     assert fewer["rows"][ALL]["R@10"] != said["rows"][ALL]["R@10"]
     assert (fewer["suppression"], fewer["rows"][ALL]["bound"]) == (0.3, said["rows"][ALL]["bound"])
+    assert any("chance" in column for column in said["rows"][ALL])
+    assert not any("chance" in column for column in fewer["rows"][ALL]), "which counts on all proposals"
+    assert "chance" not in xmodal("evaluate", "--scores", tmp_path / "found.npy", *command, "--suppression", 0.3).out
     complaint = xmodal("evaluate", "--scores", tmp_path / "found.npy", *command, "--suppression", 3).complaint
     assert "suppression 3.0 must be from 0 to 1" in complaint
     text = xmodal("evaluate", "--scores", tmp_path / "found.npy", *command).out

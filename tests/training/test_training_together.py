@@ -234,9 +234,10 @@ def test_dropout_is_for_one_process(root: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_ray_train_learns_what_one_process_learns(root: str, tmp_path: Path) -> None:
+def test_ray_train_learns_what_one_process_learns(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And where the cluster has no room for so many, it says so at once."""
-    runs_of, alone = tmp_path / "runs", str(tmp_path / "alone")
+    monkeypatch.chdir(tmp_path)
+    runs_of, alone = Path("runs"), str(tmp_path / "alone")
     elsewhere = replace(RECIPES["vsepp"], view=View("coco", "karpathy/train"))
     fit(RECIPES["vsepp"], root, alone)
     try:

@@ -21,12 +21,16 @@ BLOCK = 1024  # items that are read at once
 
 def pooled_rows(store: FeatureStore, ids: Sequence[str]) -> NDArray[np.float32]:
     """(N, D): the mean over an item's positions."""
-    rows, width = store.rows(ids), store.spec.row_shape[-1]
-    found = np.empty((len(rows), width), np.float32)
-    for start in range(0, len(rows), BLOCK):
-        some = store.take(rows[start : start + BLOCK]).astype(np.float32)
-        found[start : start + BLOCK] = some.reshape(len(some), -1, width).mean(axis=1)
-    return found
+    rows = store.rows(ids)
+    return np.concatenate([_means(store, rows[start : start + BLOCK]) for start in range(0, len(rows), BLOCK)])
+
+
+def _means(store: FeatureStore, rows: NDArray[np.int64]) -> NDArray[np.float32]:
+    width, is_ragged = store.spec.row_shape[-1], store.spec.ragged
+    values = (store.take_padded(rows) if is_ragged else store.take(rows)).astype(np.float32)
+    positions = values.reshape(len(values), -1, width)
+    counts = np.maximum(store.lengths(rows), 1)[:, None] if is_ragged else positions.shape[1]
+    return np.asarray(positions.sum(axis=1) / counts, np.float32)
 
 
 def k_means(rows_ND: NDArray[np.float32], count: int, rounds: int, seed: int) -> NDArray[np.int32]:

@@ -63,7 +63,7 @@ class PhraseReport:
         lines = [*self._about(), "", _line("", [PHRASES, *MEASURED])]
         for name, row in self.rows.items():
             lines.append(_line(name, [f"{row[PHRASES]:,}", *(f"{row[column]:.2f}" for column in MEASURED)]))
-            if name == ALL:
+            if name == ALL and BY_CHANCE[0] in row:
                 lines.append(_line("  by chance", ["", *(f"{row[column]:.2f}" for column in BY_CHANCE)]))
         return "\n".join(lines)
 
@@ -143,9 +143,10 @@ def localisation_report(
     """
     found = localise(phrases.among(boxes), scores, suppression=suppression)
     types = phrases.types
-    rows = {ALL: _row(found), **{name: _row(found[places]) for name, places in types.items()}}
+    groups = {ALL: found, **{name: found[places] for name, places in types.items()}}
     if sum(map(len, types.values())) > len(found):
-        rows[BY_TYPE] = _row(found[np.concatenate([*types.values()])])
+        groups[BY_TYPE] = found[np.concatenate([*types.values()])]
+    rows = {name: _row(group) | (_by_chance(group) if suppression is None else {}) for name, group in groups.items()}
     return PhraseReport(
         phrases=len(found),
         boxes=len(phrases.boxes_A4),
@@ -196,9 +197,12 @@ def _asked(
 
 
 def _row(found: LocalisedPhrases) -> dict[str, float]:
-    recalls, chances = map(found.recall, FIRST), map(found.chance, FIRST)
-    measured = zip((*MEASURED, *BY_CHANCE), (*recalls, found.bound, *chances), strict=True)
-    return {PHRASES: len(found), **dict(measured)}
+    return {PHRASES: len(found), **dict(zip(MEASURED, (*map(found.recall, FIRST), found.bound), strict=True))}
+
+
+def _by_chance(found: LocalisedPhrases) -> dict[str, float]:
+    """Recall of random scores, where all proposals are ranked: with suppression it depends on how boxes overlap."""
+    return dict(zip(BY_CHANCE, map(found.chance, FIRST), strict=True))
 
 
 def _line(name: str, cells: list[str]) -> str:
