@@ -2,7 +2,7 @@
 
 A picture is looked at alone. One without regions, that does not decode, or with numbers that are not finite is a
 failure with an empty row, which readers refuse. With given boxes nothing is selected, and all keep their order;
-those beside their picture are left out, and counted.
+those without an area in their picture are left out, and counted.
 """
 
 from collections.abc import Iterator, Mapping
@@ -174,7 +174,7 @@ def _open(name: str, files: Mapping[str, Path], open_media: OpenMedia, config: A
         counts = {"pictures": sum(len(row["boxes"]) > 0 for row in rows), "regions": regions}
         if given_boxes:
             asked = sum(len(boxes) for boxes, row in zip(given_boxes[0], rows, strict=True) if len(row["boxes"]))
-            counts["boxes beside their picture"] = asked - regions
+            counts["boxes without area in their picture"] = asked - regions
         return counts
 
     return ArrayWriter(spec, _provenance(detector, config), fill, REGIONS)
@@ -201,12 +201,11 @@ class _Looking:
         if boxes is None:
             found = self.config.select(self._extract(picture_HW3, None))
         else:
-            given_K4, size_2 = np.array(boxes, np.float32), np.array([width, height], np.float32)
-            is_in_K = (given_K4[:, :2] < size_2).all(1) & (given_K4[:, 2:] > 0).all(1)
-            if not is_in_K.any():
-                raise _NotUsable("no_regions", f"all its boxes are beside the picture of {width} x {height} pixels")
-            inside_K4 = np.clip(given_K4[is_in_K], 0, np.tile(size_2, 2))
-            found = self._extract(picture_HW3, [inside_K4])
+            inside_K4 = np.clip(boxes, 0, [width, height] * 2).astype(np.float32)
+            has_area_K = (inside_K4[:, 2:] > inside_K4[:, :2]).all(1)
+            if not has_area_K.any():
+                raise _NotUsable("no_regions", f"no box has an area in the picture of {width} x {height} pixels")
+            found = self._extract(picture_HW3, [inside_K4[has_area_K]])
         if not len(found):
             raise _NotUsable("no_regions", "nothing is found in it")
         with np.errstate(over="ignore"):

@@ -14,7 +14,7 @@ from pipelines.stage_forms.region_stages import (
     seconds_a_picture,
 )
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)

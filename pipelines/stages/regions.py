@@ -1,7 +1,7 @@
 """The regions stage: what a detector of any kind finds in each picture, with features, boxes, classes and attributes.
 
 `bottom_up` with the usual settings keeps 10 to 100 regions a picture; with `fewest=36 most=36` it keeps 36. `small`
-keeps those of a score of 0.5, which are the things it would name.
+keeps those of a score of 0.5, which are the things it would name: a picture without any has no regions.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from pipelines.stage_forms.region_stages import (
 from xmodal.detection.region_arrays import Regions
 from xmodal.detection.region_selection import confidences, select
 from xmodal.detectors import kind_of
-from xmodal.number_rules import one_or_more, shares
+from xmodal.number_rules import one_or_more, shares, zero_or_more
 
 VERSION = 2
 
@@ -43,7 +43,7 @@ class RegionsConfig(RegionSettings):
         one_or_more(most=self.most)
         shares(suppression=self.suppression)
         if self.fewest is not None:
-            one_or_more(fewest=self.fewest)
+            zero_or_more(fewest=self.fewest)
             if self.fewest > self.most:
                 raise ValueError(f"fewest, {self.fewest}, is more than most, {self.most}")
         if self.threshold is not None:

@@ -99,6 +99,8 @@ def test_selection_and_precision_are_settings(storage: Storage) -> None:
     sure = RegionStore(build(regions(media, replace(TOY, threshold=0.7)), storage))
     np.testing.assert_array_equal(sure.features("a"), [RED])
     assert len({regions(media, replace(TOY, **{name: value})).identity for name, value in wanted.items()}) == 3
+    none = build(regions(media, replace(TOY, fewest=0, threshold=0.5)), storage)
+    assert RegionStore(none).absent == {"b", "blank", "broken", "gone", "z"}, "one without a sure region has none"
 
 
 def test_pictures_stand_upright_and_keep_their_size(storage: Storage, toy_detector: Seen) -> None:
@@ -173,8 +175,8 @@ def test_annotated_boxes_are_looked_at_in_their_order(storage: Storage) -> None:
     config = replace(TOY, boxes="records", most=1, threshold=1.0)
     output = build(regions(media, config, records=records), storage)
     store = RegionStore(output)
-    np.testing.assert_array_equal(store.boxes("a"), [[0, 12, 16, 24], [0, 0, 32, 12], [31, 23, 31, 23]])
-    np.testing.assert_array_equal(store.features("a")[:2], [BLUE, np.mean([RED, GREEN], axis=0)])
+    np.testing.assert_array_equal(store.boxes("a"), [[0, 12, 16, 24], [0, 0, 32, 12]])
+    np.testing.assert_array_equal(store.features("a"), [BLUE, np.mean([RED, GREEN], axis=0)])
     assert store.absent == {"b", "blank", "broken", "cut", "gone"}
     assert "no boxes are given for it" in {why for unit in output.units() for *_, why in unit.failures}
 
@@ -224,15 +226,15 @@ def test_lines_of_boxes_without_tabs_are_told_what_lines_are(storage: Storage, t
         regions(sealed(storage, PICTURES), replace(TOY, boxes="file"), {"boxes": tmp_path / "boxes.tsv"})
 
 
-def test_boxes_beside_their_picture_are_left_out_and_counted(storage: Storage, tmp_path: Path) -> None:
-    beside = [100, 100, 120, 120, 32, 0, 40, 9, -9, 0, 0, 9]
-    files = table_of_boxes(tmp_path / "boxes.parquet", a=[*beside, 16, 0, 50, 12], z=beside)
+def test_boxes_without_area_in_their_picture_are_left_out_and_counted(storage: Storage, tmp_path: Path) -> None:
+    beside = [100, 100, 120, 120, 32, 0, 40, 9, -9, 0, 0, 9, 5, 5, 5, 9, 1e39, 0, 1e39, 9]
+    files = table_of_boxes(tmp_path / "boxes.parquet", a=[*beside, 16, 0, 1e39, 12], z=beside)
     output = build(regions(sealed(storage, PICTURES), replace(TOY, boxes="file"), files), storage)
     store = RegionStore(output)
     np.testing.assert_array_equal(store.boxes("a"), [[16, 0, 32, 12]])
     assert "z" in store.absent
-    assert output.totals["counts"] == {"pictures": 1, "regions": 1, "boxes beside their picture": 3}
-    assert "all its boxes are beside the picture of 32 x 24 pixels" in {
+    assert output.totals["counts"] == {"pictures": 1, "regions": 1, "boxes without area in their picture": 5}
+    assert "no box has an area in the picture of 32 x 24 pixels" in {
         why for unit in output.units() for *_, why in unit.failures
     }
 
@@ -240,10 +242,10 @@ def test_boxes_beside_their_picture_are_left_out_and_counted(storage: Storage, t
 def test_selection_follows_the_detector_where_none_is_set(storage: Storage) -> None:
     media = sealed(storage, PICTURES)
     usual = [regions(media, RegionsConfig(name, "random:0")).config for name in ("bottom_up", "small")]
-    assert [(config.threshold, config.fewest, config.most) for config in usual] == [(0.2, 10, 100), (0.5, 1, 100)]
+    assert [(config.threshold, config.fewest, config.most) for config in usual] == [(0.2, 10, 100), (0.5, 0, 100)]
     assert regions(media, RegionsConfig("small", "random:0", most=4)).config.most == 4
     assert regions(media, RegionsConfig("bottom_up", "random:0", most=4)).config.fewest == 4
-    told = RegionsConfig("small", "random:0", threshold=0.5, fewest=1)
+    told = RegionsConfig("small", "random:0", threshold=0.5, fewest=0)
     assert regions(media, told).identity == regions(media, RegionsConfig("small", "random:0")).identity
 
 
@@ -275,7 +277,7 @@ def test_what_cannot_be_is_refused_before_anything_is_fetched(storage: Storage) 
         regions(media, TOY, words)
     with pytest.raises(UserError, match="detector small does not read --file object_words=PATH: leave that out"):
         regions(media, replace(TOY, detector="small"), {"object_words": Path("words.txt")})
-    for wrong in ({"fewest": 37, "most": 36}, {"threshold": 2}, {"most": 0}, {"items_per_shard": 0}):
+    for wrong in ({"fewest": 37, "most": 36}, {"threshold": 2}, {"fewest": -1}, {"most": 0}, {"items_per_shard": 0}):
         with pytest.raises(ValueError, match=r"fewest|threshold|most|at least one"):
             replace(TOY, **wrong)
 
