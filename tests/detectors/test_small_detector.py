@@ -110,6 +110,7 @@ def test_what_is_computed_is_told(file: Path) -> None:
     told = load(file).provenance()
     assert (told["network"], told["weights_sha256"]) == ("small", sha256_of(file))
     assert told["settings"]["side"] == 64
+    assert told["features_of"] == "proposals, or given boxes"
     assert told["words"] == {"classes": CONFIG.classes, "attributes": CONFIG.attributes}
 
 

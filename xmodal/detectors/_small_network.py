@@ -255,6 +255,7 @@ class SmallDetector:
             "weights_sha256": self.weights_sha256,
             "settings": settings,
             "words": asdict(self.words),
+            "features_of": "proposals, or given boxes",  # not the refined boxes
             "preprocessing": {"mean": MIDDLE, "deviation": SPREAD, "interpolation": "bilinear", "colours": "RGB"},
             "versions": {name: version(name) for name in ("pillow", "torch", "torchvision")} | {"xmodal": __version__},
         }

@@ -1,4 +1,8 @@
-"""A small Faster R-CNN with attributes, whose weights `xmodal train detector` makes of anybody's regions."""
+"""A small Faster R-CNN with attributes, whose weights `xmodal train detector` makes of anybody's regions.
+
+A feature is taken within a proposal; the box that is stored with it is refined from that feature, for its best class,
+and differs a little. Given boxes are not refined: features are theirs.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
