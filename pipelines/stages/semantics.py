@@ -1,6 +1,7 @@
 """The semantics stage: what a detector saw in each picture, as its caption: "blue car old man", surest region first.
 
-Views read these captions by `text="semantics"`. A picture without regions has none.
+Views read these captions by `text="semantics"`. A picture without regions has none; imported regions of pictures that
+the corpus lacks are left out, and counted.
 """
 
 from dataclasses import dataclass
@@ -11,8 +12,9 @@ from pipelines.stage_forms.caption_stages import write_captions
 from xmodal.detection.region_semantics import SEMANTICS, SHOWN, semantics_of
 from xmodal.detection.region_store import RegionStore
 from xmodal.number_rules import shares
+from xmodal.records.tables import read_columns
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,11 @@ def make(config: SemanticsConfig, needs: Needs) -> Stage[SemanticsConfig, None]:
 def _write(config: SemanticsConfig, inputs: Inputs, sink: Sink) -> Counts:
     regions = RegionStore(inputs[1])
     regions.require_words("class", "attribute")
-    present = (id for id in regions.ids if id not in regions.absent)
+    items = set(read_columns(inputs[0], "items.parquet", "id")["id"].to_pylist())
+    own = [id for id in regions.ids if id in items]
+    present = (id for id in own if id not in regions.absent)
     words, shown = regions.words, config.shown
     texts = ((id, semantics_of(words, regions.classes(id), regions.attributes(id), shown)) for id in present)
     captions = write_captions(sink, SEMANTICS, texts)
-    return {"captions": captions, "without regions": len(regions.ids) - captions}
+    counts = {"captions": captions, "without regions": len(own) - captions}
+    return counts | {"not in the corpus": len(regions.ids) - len(own)}

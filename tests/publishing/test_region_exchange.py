@@ -27,6 +27,7 @@ from xmodal.detection.region_semantics import semantics_of
 from xmodal.detection.region_store import PictureRegions, RegionStore
 from xmodal.errors import UserError
 from xmodal.recipes import View
+from xmodal.records.tables import Caption, read_rows
 from xmodal.records.views import captions_by_item
 from xmodal.root.outputs import find
 from xmodal.root.storage import open_storage
@@ -389,7 +390,7 @@ def test_the_commands_take_and_give_regions(tmp_path: Path, capsys: pytest.Captu
 def test_regions_of_others_become_captions_of_a_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = make_root(tmp_path, items=12)
     seen = [replace(some_regions(item_id(number), 3), id=item_id(number)) for number in range(4)]
-    path = tsv(tmp_path / "vg.tsv", [fields_of(picture) for picture in seen])
+    path = tsv(tmp_path / "vg.tsv", [fields_of(picture) for picture in [*seen, some_regions("stranger", 2)]])
     words = {"object": "cat,kitten\nBlue Car\ndog\ntree\nsky\nroad", "attribute": "red\nold\nwet\nbig\nnew\nlow"}
     for name, text in words.items():
         (tmp_path / f"{name}.txt").write_text(text)
@@ -397,7 +398,9 @@ def test_regions_of_others_become_captions_of_a_corpus(tmp_path: Path, capsys: p
     command = ["import", str(path), "--root", root, "--name", "vg36", "--serial", "--json"]
     assert main([*command, *given, "--semantics", "pictures"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["captions"] == len(seen)
+    assert (told["captions"], told["not_in_the_corpus"]) == (len(seen), 1)
+    (semantics,) = find(root, "semantics")
+    assert {caption.item for caption in read_rows(semantics, Caption)} == {picture.id for picture in seen}
     (records,) = find(root, "records")
     captions = captions_by_item(records, View("pictures", "toy/train", text="semantics"))
     texts = captions.grouped(captions.texts)
@@ -406,6 +409,8 @@ def test_regions_of_others_become_captions_of_a_corpus(tmp_path: Path, capsys: p
         expected = semantics_of(store.words, store.classes(picture.id), store.attributes(picture.id))
         assert texts.get(picture.id, [expected]) == [expected]
         assert expected
+    assert main([*command[:-1], *given, "--semantics", "pictures"]) == 0
+    assert "4 captions by semantics; 1 pictures are not in the corpus" in capsys.readouterr().out
     assert main([*command, "--semantics", "pictures"]) == 1
     assert "--object-words" in capsys.readouterr().err
 

@@ -82,7 +82,7 @@ def test_each_picture_with_regions_has_one_caption(shared: str) -> None:
     first = f"{WORDS['attributes'][1]} {WORDS['classes'][1]} {WORDS['attributes'][0]} {WORDS['classes'][0]}"
     assert rows[0] == Caption(f"semantics:{item_id(0)}", item_id(0), 0, first, "semantics")
     assert {row.item for row in rows} == {item_id(number) for number in range(ITEMS - 1)}
-    assert output.totals["counts"] == {"captions": ITEMS - 1, "without regions": 1}
+    assert output.totals["counts"] == {"captions": ITEMS - 1, "without regions": 1, "not in the corpus": 0}
 
 
 def test_views_read_captions_or_semantics(shared: str) -> None:
@@ -203,7 +203,7 @@ def test_items_match_by_the_classes_that_were_seen(root: str) -> None:
 
 def test_where_nothing_is_seen_nothing_is_said(root: str) -> None:
     output = semantics_of(root, [blank(item_id(0))])
-    assert output.totals["counts"] == {"captions": 0, "without regions": 1}
+    assert output.totals["counts"] == {"captions": 0, "without regions": 1, "not in the corpus": 0}
     told = captions_by_item(records_of(root), View("pictures", "toy/val", text="semantics"))
     assert told.counts.sum() == 0
 

@@ -51,7 +51,9 @@ def run(args: Args) -> Result:
         raise UserError(f"{args.source} has no regions to make --semantics of")
     corpus = _flags.corpus_name(args.semantics, args)
     made = write_semantics(storage, corpus, Output(storage, f"{result['stage']}/{result['identity']}"), run, progress)
-    return result | {"semantics": made.where, "captions": made.totals["counts"]["captions"]}
+    counts = made.totals["counts"]
+    told = {"captions": counts["captions"], "not_in_the_corpus": counts["not in the corpus"]}
+    return result | {"semantics": made.where, **told}
 
 
 def text(result: Result) -> Lines:
@@ -60,5 +62,8 @@ def text(result: Result) -> Lines:
     remarks += [f"one of the {result['copies']} equal rows of each"] if result["copies"] > 1 else []
     yield f"{result['path']}: {', '.join(remarks)}"
     if "semantics" in result:
-        yield f"{result['semantics']}: {result['captions']:,} captions by semantics"
+        left = (
+            f"; {result['not_in_the_corpus']:,} pictures are not in the corpus" if result["not_in_the_corpus"] else ""
+        )
+        yield f"{result['semantics']}: {result['captions']:,} captions by semantics{left}"
     yield f"`{command('train', 'RECIPE', '--set', 'visual.stage=' + result['stage'])}` reads it"
