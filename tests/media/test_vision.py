@@ -406,7 +406,10 @@ NAMED = ResNet("resnet18", "IMAGENET1K_V1")
 def test_weights_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("urllib.request.OpenerDirector.open", unreachable)
-    cures = r"give their file by --weights FILE, or do without training: --set weights=random:0"
+    cures = (
+        r"give their file by --weights FILE \(of a detector: --file detector=PATH\), "
+        "or do without training: --set weights=random:0"
+    )
     with pytest.raises(UserError, match=rf"IMAGENET1K_V1 of resnet18 cannot be fetched from https://.*{cures}"):
         load(NAMED)
     assert not list(tmp_path.rglob("*.pth"))

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 RANDOM, OF_FILE = "random:", "sha256:"  # begin names of weights
-UNTRAINED = "give their file by --weights FILE, or do without training: --set weights=random:0"
+UNTRAINED = (
+    "give their file by --weights FILE (of a detector: --file detector=PATH), "
+    "or do without training: --set weights=random:0"
+)
 WRONG = (  # errors of filling a network with what is no state_dict, or another network's
     *(RuntimeError, AttributeError, TypeError, OSError, ValueError, LookupError),
     *(AssertionError, OverflowError, MemoryError, RecursionError),
