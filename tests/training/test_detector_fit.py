@@ -370,6 +370,8 @@ def test_splits_are_named_where_none_is_meant(root: str, tmp_path: Path) -> None
         fit(root, str(tmp_path), replace(RECIPE, split="bottom_up/val"))
     with pytest.raises(UserError, match="visual_genome has no split 'nobody/train'"):
         fit(root, str(tmp_path), replace(RECIPE, split="nobody/train", validation="bottom_up/val"))
+    with pytest.raises(UserError, match="visual_genome has no split 'foo'; there are: bottom_up/train, bottom_up/val"):
+        fit(root, str(tmp_path), replace(RECIPE, split="foo"))
     with pytest.raises(ValueError, match="measured on split 'bottom_up/test'"):
         replace(RECIPE, validation="bottom_up/test")
     where = drawn(tmp_path / "drawn", [replace(drawing, split="drawn/dev") for drawing in squares(4)])

@@ -67,6 +67,7 @@ def open_data(recipe: DetectorRecipe, root: str, records: Output) -> DetectorDat
     there = [*splits(records)]
     trains = [name for name in there if name.rpartition("/")[2] == "train"]
     split = recipe.split or _only(recipe, "split", "train", trains, there)
+    members(records, split)  # refuses one that is not there, before it is asked what goes with it
     beside = f"{split.rpartition('/')[0]}/val".removeprefix("/")
     validations = [name for name in there if name == beside]
     validation = recipe.validation or _only(recipe, "validation", beside, validations, there)
