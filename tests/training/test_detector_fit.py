@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -401,6 +402,10 @@ def test_the_command_trains_and_says_where_the_weights_are(root: str, tmp_path: 
     assert f"--set regions.detector=small --file detector={tmp_path}/run/detector.pt" in shown.out
     found = xmodal.done(*command)
     assert (found["steps"], found["trained"], found["split"]) == (12, False, "bottom_up/train")
+    use = f"is a run of a detector, which finds regions: `xmodal build .*detector={tmp_path}/run/detector.pt`"
+    for asked in (("evaluate", "run"), ("evaluate", "run/detector.pt"), ("look", "run", "--attention", "maps")):
+        what, name, *rest = asked
+        assert re.search(use, xmodal(what, tmp_path / name, "--root", root, *rest).complaint)
     assert xmodal(*command, "--workers", "2").err.endswith("a detector is trained without --workers: leave that out\n")
 
 

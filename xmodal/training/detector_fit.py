@@ -34,10 +34,10 @@ from xmodal.root.storage import LocalStorage
 from xmodal.training import checkpoint, optimisers, run_folder
 from xmodal.training.checkpoint import Log
 from xmodal.training.detector_samples import DetectorData, DetectorSamples, config_of, open_data
+from xmodal.training.run_folder import DETECTOR, DETECTOR_WEIGHTS
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import check_device
 
-FACTS, WEIGHTS = "detector.json", "detector.pt"
 LOG_EVERY, SAVE_EVERY = 10, 100  # steps
 RISE, FIRST, LAST = 0.15, 1 / 25, 1 / 250_000  # the share of steps while the rate rises; its ends, as shares of its top
 
@@ -70,12 +70,12 @@ def fit_detector(recipe: DetectorRecipe, setup: Setup, run: str) -> DetectorOutc
     run_folder.refuse_other_facts(run, _facts_there(run), facts)
     devices = [setup.device] if torch.device(setup.device).type == "cuda" else []
     with reproducible(), torch.random.fork_rng(devices), run_folder.held(run):
-        LocalStorage(run).write(FACTS, canonical_json(facts))  # first: without it the folder is nobody's
+        LocalStorage(run).write(DETECTOR, canonical_json(facts))  # first: without it the folder is nobody's
         with checkpoint.open_log(run, False) as log:
             torch.manual_seed(recipe.seed)
             network = SmallNetwork(samples.config, recipe.regions).to(setup.device)
             trained = _train(samples, network, setup, run, log)
-            LocalStorage(run).write(WEIGHTS, weights_file(samples.config, network))
+            LocalStorage(run).write(DETECTOR_WEIGHTS, weights_file(samples.config, network))
             return _outcome(samples, setup, run, log, trained)
 
 
@@ -92,13 +92,13 @@ def outputs_of(run: str) -> list[str] | None:
 
 def _facts_there(run: str) -> dict[str, Any] | None:
     try:
-        found = json.loads(LocalStorage(run).read(FACTS))
+        found = json.loads(LocalStorage(run).read(DETECTOR))
         if not isinstance(found, dict):
             raise ValueError("it is no object")
     except FileNotFoundError:
         return None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{run}/{FACTS} is damaged ({error}): remove the folder and train again") from error
+        raise UserError(f"{run}/{DETECTOR} is damaged ({error}): remove the folder and train again") from error
     return found
 
 
@@ -204,7 +204,7 @@ def one_cycle(progress: float) -> float:
 
 
 def _outcome(samples: DetectorSamples, setup: Setup, run: str, log: Log, trained: bool) -> DetectorOutcome:
-    data, recipe, file = samples.data, samples.recipe, Path(run, WEIGHTS)
+    data, recipe, file = samples.data, samples.recipe, Path(run, DETECTOR_WEIGHTS)
     digest = weights_sha256(file)
     scores, measured, unreadable = _measured(data, file, digest, setup)
     if not measured:

@@ -31,6 +31,7 @@ from xmodal.root.storage import LocalStorage
 from xmodal.text.vocabularies import Vocabulary
 
 RECIPE, VOCABULARY, LOG, LAST, BEST, LOCK = "recipe.json", "vocabulary.txt", "log.jsonl", "last.pt", "best.pt", "_lock"
+DETECTOR, DETECTOR_WEIGHTS = "detector.json", "detector.pt"  # of a run of `xmodal train detector`
 LAYOUT = 4
 TOLD = (
     "weights",
@@ -200,6 +201,9 @@ def _said(values: Mapping[str, Any], name: str) -> str:
 
 
 def read(folder: str) -> Run:
+    if _has(folder, DETECTOR):
+        use = f"`xmodal build CORPUS/regions --set regions.detector=small --file detector={folder}/{DETECTOR_WEIGHTS}`"
+        raise UserError(f"{folder} is a run of a detector, which finds regions: {use}")
     if not _has(folder, RECIPE):
         there = f"it has no {RECIPE}" if Path(folder).exists() else "there is no such folder"
         raise UserError(f"{folder} is no run: {there}")

@@ -106,9 +106,12 @@ def _report(args: Args, corpus: str) -> Any:
 
 
 def _is_released(args: Args) -> bool:
-    from xmodal.training.run_folder import BEST, RECIPE
+    from xmodal.training.run_folder import BEST, DETECTOR, DETECTOR_WEIGHTS, RECIPE
 
-    if not args.run or args.run.is_dir() or (args.run.name == BEST and (args.run.parent / RECIPE).is_file()):
+    if not args.run or args.run.is_dir():
+        return False
+    facts = {BEST: RECIPE, DETECTOR_WEIGHTS: DETECTOR}.get(args.run.name)
+    if facts and (args.run.parent / facts).is_file():
         return False
     return args.run.is_file() or args.run.suffix in WEIGHTS
 
