@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
@@ -33,7 +34,7 @@ from pipelines.stage_forms.earlier_rows import EarlierRows
 from pipelines.stages import semantics
 from xmodal.detection.region_arrays import DetectorWords
 from xmodal.detection.region_formats import ForeignRegions
-from xmodal.detection.region_store import REGIONS, RegionStore, regions_file
+from xmodal.detection.region_store import REGIONS, PictureRegions, RegionStore, regions_file
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import Dtype, FeatureSpec
 from xmodal.features.foreign_formats import BLOCK, ForeignFeatures, reading
@@ -46,6 +47,7 @@ from xmodal.root.selection import find_output
 from xmodal.root.storage import Storage
 
 VERSION = 3
+DOUBTFUL = ("boxes that leave their picture", "boxes smaller than a pixel")  # counts: they are kept
 Foreign: TypeAlias = ForeignFeatures | ForeignRegions
 
 
@@ -112,6 +114,7 @@ def import_features(
         "dtype": spec.dtype,
         "source_dtype": source.dtype,
         "copies": source.copies,
+        "doubtful": {name: count for name in DOUBTFUL if (count := output.totals["counts"].get(name))},
     }
 
 
@@ -146,16 +149,27 @@ def _open(source: Foreign, seen: str, config: ImportConfig, inputs: Inputs) -> A
 
 
 def _write_regions(source: ForeignRegions, spec: FeatureSpec, work: ArrayShard, sink: Sink) -> Counts:
-    rows = list[dict[str, Any]]()
+    rows, doubtful = list[dict[str, Any]](), dict.fromkeys(DOUBTFUL, 0)
 
     def features() -> Iterator[NDArray[Any]]:
         for picture in source.pictures(work.rows):
             rows.append(picture.row())
+            for name, count in zip(DOUBTFUL, _doubtful_boxes(picture), strict=True):
+                doubtful[name] += count
             yield picture.features_KD
 
     count = write_items(sink, spec, work.rows, features())
     write_table(sink, regions_file(work.first // spec.shard_items), pa.Table.from_pylist(rows, schema=REGIONS))
-    return {"rows": len(work.ids), "regions": count}
+    return {"rows": len(work.ids), "regions": count, **doubtful}
+
+
+def _doubtful_boxes(picture: PictureRegions) -> tuple[int, int]:
+    """Counts boxes that leave their picture by more than a rounded pixel, and those smaller than a pixel."""
+    low_K2, high_K2 = picture.boxes_K4[:, :2], picture.boxes_K4[:, 2:]
+    leaves_K = (low_K2 < -1).any(1)
+    if picture.size:
+        leaves_K |= (high_K2 > np.array(picture.size) + 1).any(1)
+    return int(leaves_K.sum()), int((high_K2 - low_K2 < 1).any(1).sum())
 
 
 def _counted(arrays: Iterator[NDArray[Any]], ids: Sequence[str], sink: Sink) -> Iterator[NDArray[Any]]:

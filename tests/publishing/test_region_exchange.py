@@ -168,6 +168,41 @@ def test_a_box_that_ends_before_it_begins_is_refused_by_its_picture(out: str, tm
         bring_in(tmp_path / out, tmp_path / "root")
 
 
+def test_boxes_that_are_hardly_meant_are_kept_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some, relative = some_regions("a", 4), some_regions("b", 2)
+    some.boxes_K4[:] = [[0, 0, 64, 48], [-0.5, 0, 64.5, 48], [-9, 0, 9, 9], [50, 0, 90, 9]]
+    export(make_store(tmp_path / "made", [some, relative]), tmp_path / "x.h5")
+    command = ["import", str(tmp_path / "x.h5"), "--root", str(tmp_path / "root"), "--name", "mine", "--serial"]
+    assert main([*command, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["doubtful"] == {"boxes that leave their picture": 2, "boxes smaller than a pixel": 2}
+    np.testing.assert_array_equal(RegionStore(told["path"]).boxes("a"), some.boxes_K4)
+    assert main(command) == 0
+    said = (
+        "2 boxes that leave their picture and 2 boxes smaller than a pixel: they are kept, but boxes should be in pix"
+    )
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("out", ["x.h5", "folder", "x_ims.npy"])
+def test_a_size_that_is_not_above_zero_is_refused(out: str, tmp_path: Path) -> None:
+    export(make_store(tmp_path / "made", [replace(MANY[0], size=(64, -1))]), tmp_path / out)
+    with pytest.raises(UserError, match="'a' are of a picture of 64 x -1 pixels: give its width and height, above 0"):
+        bring_in(tmp_path / out, tmp_path / "root")
+    path = tsv(tmp_path / "x.tsv", [fields_of(replace(MANY[0], size=(0, 48)))])
+    with pytest.raises(UserError, match="'a' are of a picture of 0 x 48 pixels"):
+        bring_in(path, tmp_path / "root")
+
+
+def test_boxes_too_large_for_their_type_are_refused_without_a_warning(tmp_path: Path) -> None:
+    export(make_store(tmp_path / "made", [MANY[0]]), tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5", "a") as file:
+        del file["boxes"]
+        file["boxes"] = np.full((3, 4), 1e39)
+    with pytest.raises(UserError, match="the regions of 'a' have numbers that are NaN or infinite"):
+        bring_in(tmp_path / "x.h5", tmp_path / "root")
+
+
 # ------------------------------------------------------------------------------------------------------------------ TSV
 
 

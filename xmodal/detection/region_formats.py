@@ -143,6 +143,9 @@ def _checked(picture: PictureRegions, source: ForeignRegions) -> PictureRegions:
         raise UserError(f"{where} have numbers that are NaN or infinite, or too large for {features.dtype}")
     if any((named.ids_K < 0).any() for named in words):
         raise UserError(f"{where} have words with negative numbers")
+    if picture.size and min(picture.size) < 1:
+        width, height = picture.size
+        raise UserError(f"{where} are of a picture of {width} x {height} pixels: give its width and height, above 0")
     refuse_reversed(source.files[0], picture.id, picture.boxes_K4.tolist())
     return PictureRegions(picture.id, picture.boxes_K4, features, picture.size, picture.classes, picture.attributes)
 
@@ -256,7 +259,8 @@ def _read_hdf5(features: ForeignArray, items: range) -> Iterator[PictureRegions]
     with reading(features.path), open_hdf5(features.path) as file:
         for item, features_KD in zip(items, features.rows(items), strict=True):
             place = slice(*features.offsets[item : item + 2])
-            boxes_K4 = np.asarray(hdf5_dataset(file, "boxes")[place], "f4")
+            with np.errstate(over="ignore"):  # infinite ones are refused
+                boxes_K4 = np.asarray(hdf5_dataset(file, "boxes")[place], "f4")
             named = [_named_in_hdf5(file, kind, place) for kind in ("class", "attribute")]
             sides = tuple(hdf5_dataset(file, "sizes")[item].tolist()) if "sizes" in file else (0, 0)
             yield PictureRegions(features.ids[item], boxes_K4, features_KD, sides if any(sides) else None, *named)

@@ -61,6 +61,8 @@ def text(result: Result) -> Lines:
     remarks += [f"from {result['source_dtype']}"] if result["source_dtype"] != result["dtype"] else []
     remarks += [f"one of the {result['copies']} equal rows of each"] if result["copies"] > 1 else []
     yield f"{result['path']}: {', '.join(remarks)}"
+    if doubtful := [f"{count:,} {name}" for name, count in result["doubtful"].items()]:
+        yield f"{' and '.join(doubtful)}: they are kept, but boxes should be in pixels of their picture, from 0"
     if "semantics" in result:
         left = (
             f"; {result['not_in_the_corpus']:,} pictures are not in the corpus" if result["not_in_the_corpus"] else ""
