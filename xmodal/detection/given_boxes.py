@@ -93,8 +93,9 @@ def _of_lines(path: Path) -> dict[str, Boxes]:
 
 def _of_table(path: Path) -> dict[str, Boxes]:
     try:
-        with path.open("rb") as file:
-            table = pq.read_table(file, columns=["id", "boxes"]).to_pydict()
+        # Arrow's threads can crash a process at its exit.
+        with path.open("rb") as file, pq.ParquetFile(file, pre_buffer=False) as rows:
+            table = rows.read(columns=["id", "boxes"], use_threads=False).to_pydict()
         found = {str(id): _by_fours(sides or []) for id, sides in zip(table["id"], table["boxes"], strict=True)}
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is no Parquet table with columns id and boxes: {error}") from error
