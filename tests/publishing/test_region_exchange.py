@@ -308,6 +308,10 @@ BAD_NPZ: dict[str, tuple[dict[str, Any], str]] = {
     "a list": ({"info": np.array([1, None])}, "a.npz cannot be read: info is no dict"),
     "too few boxes": ({"bbox": np.ones((2, 4))}, r"x is \(3, 4\) and bbox \(2, 4\)"),
     "NaN": ({"x": np.full((3, 4), np.nan, "f4")}, "regions of 'a' have numbers that are NaN"),
+    "two widths": ({"image_w": np.array([64, 65])}, r"image_w is no number of pixels, but \(2,\) int64: \[64 65\]"),
+    "a width as text": ({"image_w": np.array("wide")}, "a.npz cannot be read: image_w is no number of pixels"),
+    "an endless height": ({"image_h": np.float64("inf")}, "image_h is no number of pixels"),
+    "a huge height": ({"image_h": 2**40}, "image_h is no number of pixels"),
 }
 
 
@@ -316,6 +320,14 @@ def test_a_bad_npz_is_refused(fault: str, tmp_path: Path) -> None:
     change, said = BAD_NPZ[fault]
     with pytest.raises(UserError, match=said):
         bring_in(npz(tmp_path / "f", change), tmp_path / "root")
+
+
+@pytest.mark.parametrize("side", ["image_w", "image_h"])
+def test_one_side_of_a_picture_says_nothing_of_its_size(side: str, tmp_path: Path) -> None:
+    (tmp_path / "f").mkdir()
+    np.savez(tmp_path / "f/a.npz", x=np.ones((3, 4), "f4"), bbox=np.ones((3, 4), "f4"), **{side: 64})
+    with pytest.raises(UserError, match=f"a.npz cannot be read: it has {side} alone: give image_w and image_h, or nei"):
+        bring_in(tmp_path / "f", tmp_path / "root")
 
 
 def test_scan_arrays_have_a_row_a_caption_or_a_row_a_picture(tmp_path: Path) -> None:
