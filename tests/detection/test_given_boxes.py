@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from xmodal.detection.given_boxes import boxes_in_file
+
 READ = """
 import os, sys
 from pathlib import Path
@@ -43,3 +45,8 @@ def test_a_refused_table_of_boxes_ends_the_process_with_one_line(
         assert (found.returncode, found.stdout) == (1, "0 new threads\n"), found.stderr
         assert said in found.stderr
         assert found.stderr.count("\n") == 1
+
+
+def test_lines_of_boxes_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "b.tsv").write_text("a.jpg\t1\t2\t3\t4\n", "utf-8-sig")
+    assert boxes_in_file(tmp_path / "b.tsv") == {"a.jpg": ((1.0, 2.0, 3.0, 4.0),)}

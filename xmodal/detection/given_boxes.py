@@ -1,6 +1,7 @@
 """Boxes that are given to a detector, by picture: annotated ones of records, or those of a user's file."""
 
 import math
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pyarrow as pa
@@ -80,7 +81,7 @@ def _head(path: Path) -> bytes:
 
 def _of_lines(path: Path) -> dict[str, Boxes]:
     found: dict[str, Boxes] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).splitlines(), 1):
         try:
             id, *sides = line.decode().split("\t")
             found[id] = (*found.get(id, ()), tuple(map(float, sides)))
