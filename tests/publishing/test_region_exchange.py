@@ -422,6 +422,17 @@ def test_regions_of_others_become_captions_of_a_corpus(tmp_path: Path, capsys: p
     assert "--object-words" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["cat\n\ndog\n", "\ncat\n", "\ufeff\ncat", "cat\r\n \r\ndog\r\n"])
+def test_a_blank_line_among_words_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, words = tsv(tmp_path / "vg.tsv", [fields_of(some_regions("a", 2))]), tmp_path / "words.txt"
+    words.write_bytes(text.encode())
+    asked = ["import", str(path), "--root", str(tmp_path / "root"), "--name", "x", "--object-words", str(words)]
+    assert main([*asked, "--quiet"]) == 1
+    line = 1 if "cat" not in text.splitlines()[0] else 2
+    assert capsys.readouterr().err.startswith(f"xmodal: {words}:{line} is blank: give it a name, or remove it")
+    assert not (tmp_path / "root").exists()
+
+
 def test_semantics_of_no_item_of_a_corpus_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = make_root(tmp_path, items=12)
     path = tsv(tmp_path / "vg.tsv", [fields_of(some_regions("stranger", 2))])
