@@ -82,10 +82,12 @@ def build(
     for needed in stage.inputs:
         if isinstance(needed, Stage):
             build(needed, storage, run, progress)
-    work = _Build(stage, storage)
+    work, progress = _Build(stage, storage), progress or ProgressLine(quiet=True)
+    if stage.remark:
+        progress.say(stage.remark)
     if not work.output.complete:
         try:
-            work.bring_up_to_date(run, progress or ProgressLine(quiet=True))
+            work.bring_up_to_date(run, progress)
         except FileNotFoundError:
             if not work.output.complete:  # else another driver has finished and swept
                 raise

@@ -63,7 +63,8 @@ class Stage(Generic[Config, Work]):
     resources: Resources = Resources()
     reuse: bool = False
     passing: tuple[str, ...] = ()
-    seconds: float = 0.0  # of one core for all units, by an estimate; in no identity
+    seconds: float = 0.0  # of one core for all units, by an estimate; in no identity, as is the next one
+    remark: str = ""  # of what a user gave: a build says it
 
     @property
     def identity(self) -> str:

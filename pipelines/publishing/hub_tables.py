@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from xmodal.errors import UserError
-from xmodal.records.tables import read_columns
+from xmodal.records.tables import open_table, read_columns
 from xmodal.root.outputs import Output
 from xmodal.root.storage import LocalStorage
 
@@ -167,5 +167,5 @@ def _pieces(table: pa.Table, limit: int) -> Iterator[pa.Table]:
 
 
 def _table(records: Output, name: str) -> pa.Table:
-    with records.open(f"{name}.parquet") as file:
-        return pq.read_table(file)
+    with open_table(records, f"{name}.parquet") as file:
+        return file.read(use_threads=False)

@@ -117,7 +117,7 @@ def region_stage(name: str, config: Any, needs: Needs, version: int) -> Stage[An
     weights = f"{OF_FILE}{weights_sha256(files['detector'])}" if "detector" in files else config.weights
     config = replace(config, weights=weights, given_boxes=fingerprint(boxes) if boxes is not None else "", **words)
     stage = media_stage(name, config, needs, version, partial(_open, name, files, needs.open_media), boxes)
-    return replace(stage, resources=Resources(gpus=float(config.device == "cuda")))
+    return replace(stage, resources=Resources(gpus=float(config.device == "cuda")), remark=_unknown(boxes, needs))
 
 
 def _given_boxes(config: RegionSettings, needs: Needs) -> dict[str, Boxes] | None:
@@ -128,6 +128,18 @@ def _given_boxes(config: RegionSettings, needs: Needs) -> dict[str, Boxes] | Non
     if "records" not in needs.outputs:
         raise UserError("a folder has no annotated boxes: boxes=file takes those of --file boxes=PATH")
     return (boxes_of_phrases if config.boxes == "phrases" else boxes_of_records)(needs["records"])
+
+
+def _unknown(boxes: Mapping[str, Boxes] | None, needs: Needs) -> str:
+    """Says which boxes of a user's file are of no picture."""
+    if not boxes or "boxes" not in needs.files:
+        return ""
+    pictures = {id for id, _ in needs.items}
+    others = [id for id in boxes if id not in pictures]
+    count = "1 id" if len(others) == 1 else f"{len(others):,} ids"
+    are = "is no picture" if len(others) == 1 else "are no pictures"
+    where = "corpus" if "records" in needs.outputs else "folder"
+    return f"{count} of {needs.files['boxes'].name} {are} of the {where}, such as {others[0]!r}" if others else ""
 
 
 def _open(name: str, files: Mapping[str, Path], open_media: OpenMedia, config: Any, inputs: Inputs) -> ArrayWriter:

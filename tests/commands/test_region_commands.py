@@ -136,6 +136,21 @@ def eight_pictures(folder: Path) -> Path:
     return raw
 
 
+def test_ids_of_boxes_that_no_picture_has_are_told(xmodal: Xmodal, folder: Path, tmp_path: Path) -> None:
+    (boxes := tmp_path / "b.tsv").write_text("".join(f"{id}\t0\t0\t9\t9\n" for id in ("p000", "p0.jpg", "a.png")))
+    settings = ["--set=regions.detector=toy", "--set=regions.boxes=file", "--file", f"boxes={boxes}"]
+    of_corpus = ["build", f"{FIXTURE}/semantics", "--root", tmp_path / "root", "--raw", eight_pictures(tmp_path)]
+    said = xmodal(*of_corpus, *settings).err
+    assert said.count("2 ids of b.tsv are no pictures of the corpus, such as 'p0.jpg'") == 1
+    of_folder = ["features", folder, "--model", "small", *settings[1:]]
+    assert "2 ids of b.tsv are no pictures of the folder, such as 'p000'" in xmodal(*of_folder).err
+    boxes.write_text("a.png\t0\t0\t9\t9\nb.png\t0\t0\t9\t9\n")
+    said = xmodal(*of_folder, "--out", "more.zarr").err
+    assert "1 id of b.tsv is no picture of the folder, such as 'b.png'" in said
+    boxes.write_text("a.png\t0\t0\t9\t9\n")
+    assert "b.tsv" not in xmodal(*of_folder, "--out", "all.zarr").err
+
+
 def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> None:
     raw, root, out = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "boxes"
     xmodal("build", f"{FIXTURE}/semantics", "--root", root, "--raw", raw, "--set", "regions.detector=toy")

@@ -294,6 +294,9 @@ def test_words_are_the_first_in_each_line(tmp_path: Path) -> None:
     assert detector.provenance()["object_words"] == sha256_of(objects)
     with pytest.raises(UserError, match="has 4 lines, but the weights tell 7 apart"):
         loaded(file, object_words=attributes)
+    attributes.write_bytes(b"red\n\nblue\nold\nbig\nwet\nnew\n")
+    with pytest.raises(UserError, match=r"attributes_vocab\.txt:2 is blank"):
+        loaded(file, object_words=attributes)
     with pytest.raises(UserError, match="there is no file of words"):
         loaded(file, object_words=tmp_path / "none.txt")
 

@@ -1,6 +1,7 @@
 """torchvision's detectors: what they give is what torchvision's own code gives, region by region."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from xmodal.detectors import module_of
 from xmodal.detectors.torchvision_detectors import TorchvisionDetector, check, load
 from xmodal.errors import UserError
 from xmodal.features.weight_files import weights_sha256
+from xmodal.media.images import UnreadableImage
 
 NAME = "fasterrcnn_mobilenet_v3_large_320_fpn"
 SCENES = [draw(scene) for scene in scenes(World(items=3, image_size=200))]
@@ -49,6 +51,15 @@ def test_regions_are_those_of_torchvision(detector: TorchvisionDetector) -> None
         same = (theirs["labels"] == column) & ((theirs["scores"] - float(score)).abs() < 1e-3)
         distance = (theirs["boxes"][same] - torch.from_numpy(regions.boxes_K4[place])).abs().amax(1)
         assert distance.min() < 1e-2
+
+
+@pytest.mark.parametrize("boxes", [None, [np.array([[0, 0, 2, 2]], np.float32)]])
+def test_a_picture_too_narrow_to_resize_is_unreadable(boxes: Any, detector: TorchvisionDetector) -> None:
+    """The longest side becomes 640: at 1 to 640 a pixel remains of the other, beyond that nothing."""
+    assert detector.extract([np.zeros((1280, 2, 3), np.uint8)], boxes)[0].size == (2, 1280)
+    for shape, said in (((3000, 2, 3), "2 x 3000"), ((2, 1281, 3), "1281 x 2")):
+        with pytest.raises(UnreadableImage, match=f"{said} pixels are too narrow to resize"):
+            detector.extract([np.zeros(shape, np.uint8)], boxes)
 
 
 def test_given_boxes_are_kept_and_their_features_are_those_of_the_place(detector: TorchvisionDetector) -> None:

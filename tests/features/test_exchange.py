@@ -711,6 +711,8 @@ def test_scans_files_go_out_and_come_back_as_a_stage_to_train_on(
         (["import", "FILE", "--root", "ROOT", "--name", "records"], "--name records: that is the name of a stage"),
         (["import", "FILE", "--root", "ROOT", "--name", "a", "--set", "rows=2"], "no setting 'rows'"),
         (["export", "ROOT", "out.h5"], "holds no finished features"),
+        (["export", "/no-such-folder", "out.tsv"], "xmodal: /no-such-folder holds no finished features"),
+        (["export", "/no-such-folder/it", "out.tsv"], "xmodal: /no-such-folder/it holds no finished features"),
         (["export", "ROOT/a/b", "out.h5", "--split", "x"], "holds no finished features"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -344,6 +344,10 @@ BAD_NPZ: dict[str, tuple[dict[str, Any], str]] = {
     "a list": ({"info": np.array([1, None])}, "a.npz cannot be read: info is no dict"),
     "too few boxes": ({"bbox": np.ones((2, 4))}, r"x is \(3, 4\) and bbox \(2, 4\)"),
     "NaN": ({"x": np.full((3, 4), np.nan, "f4")}, "regions of 'a' have numbers that are NaN"),
+    "two widths": ({"image_w": np.array([64, 65])}, r"image_w is no number of pixels, but \(2,\) int64: \[64 65\]"),
+    "a width as text": ({"image_w": np.array("wide")}, "a.npz cannot be read: image_w is no number of pixels"),
+    "an endless height": ({"image_h": np.float64("inf")}, "image_h is no number of pixels"),
+    "a huge height": ({"image_h": 2**40}, "image_h is no number of pixels"),
 }
 
 
@@ -352,6 +356,14 @@ def test_a_bad_npz_is_refused(fault: str, tmp_path: Path) -> None:
     change, said = BAD_NPZ[fault]
     with pytest.raises(UserError, match=said):
         bring_in(npz(tmp_path / "f", change), tmp_path / "root")
+
+
+@pytest.mark.parametrize("side", ["image_w", "image_h"])
+def test_one_side_of_a_picture_says_nothing_of_its_size(side: str, tmp_path: Path) -> None:
+    (tmp_path / "f").mkdir()
+    np.savez(tmp_path / "f/a.npz", x=np.ones((3, 4), "f4"), bbox=np.ones((3, 4), "f4"), **{side: 64})
+    with pytest.raises(UserError, match=f"a.npz cannot be read: it has {side} alone: give image_w and image_h, or nei"):
+        bring_in(tmp_path / "f", tmp_path / "root")
 
 
 def test_scan_arrays_have_a_row_a_caption_or_a_row_a_picture(tmp_path: Path) -> None:
@@ -448,6 +460,17 @@ def test_regions_of_others_become_captions_of_a_corpus(tmp_path: Path, capsys: p
     assert "4 captions by semantics; 1 pictures are not in the corpus" in capsys.readouterr().out
     assert main([*command, "--semantics", "pictures"]) == 1
     assert "--object-words" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["cat\n\ndog\n", "\ncat\n", "\ufeff\ncat", "cat\r\n \r\ndog\r\n"])
+def test_a_blank_line_among_words_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, words = tsv(tmp_path / "vg.tsv", [fields_of(some_regions("a", 2))]), tmp_path / "words.txt"
+    words.write_bytes(text.encode())
+    asked = ["import", str(path), "--root", str(tmp_path / "root"), "--name", "x", "--object-words", str(words)]
+    assert main([*asked, "--quiet"]) == 1
+    line = 1 if "cat" not in text.splitlines()[0] else 2
+    assert capsys.readouterr().err.startswith(f"xmodal: {words}:{line} is blank: give it a name, or remove it")
+    assert not (tmp_path / "root").exists()
 
 
 def test_semantics_of_no_item_of_a_corpus_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

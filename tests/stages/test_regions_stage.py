@@ -162,6 +162,15 @@ def test_numbers_that_are_not_finite_are_failures(storage: Storage, tmp_path: Pa
     assert output.config["weights"].startswith("sha256:")
 
 
+def test_a_picture_that_a_detector_cannot_resize_is_a_failure_alone(storage: Storage, tmp_path: Path) -> None:
+    pictures = {"a.png": PICTURES["a.png"], "thin.png": picture(RED, RED, BLUE, BLUE, size=(2, 3000))}
+    config = replace(TOY, detector="torchvision/fasterrcnn_mobilenet_v3_large_320_fpn", boxes="file")
+    files = table_of_boxes(tmp_path / "boxes.parquet", a=[0, 0, 16, 12], thin=[0, 0, 2, 9])
+    output = build(regions(sealed(storage, pictures), config, files, pictures), storage)
+    assert RegionStore(output).absent == {"thin"}
+    assert output.totals["failures"] == {"unreadable": 1}
+
+
 # -------------------------------------------------------------------------------------------------------- given boxes
 
 

@@ -1,6 +1,7 @@
 """Boxes that are given to a detector, by picture: annotated ones of records, or those of a user's file."""
 
 import math
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import pyarrow as pa
@@ -80,7 +81,7 @@ def _head(path: Path) -> bytes:
 
 def _of_lines(path: Path) -> dict[str, Boxes]:
     found: dict[str, Boxes] = {}
-    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).splitlines(), 1):
         try:
             id, *sides = line.decode().split("\t")
             found[id] = (*found.get(id, ()), tuple(map(float, sides)))
@@ -93,8 +94,9 @@ def _of_lines(path: Path) -> dict[str, Boxes]:
 
 def _of_table(path: Path) -> dict[str, Boxes]:
     try:
-        with path.open("rb") as file:
-            table = pq.read_table(file, columns=["id", "boxes"]).to_pydict()
+        # Arrow's threads can crash a process at its exit.
+        with path.open("rb") as file, pq.ParquetFile(file, pre_buffer=False) as rows:
+            table = rows.read(columns=["id", "boxes"], use_threads=False).to_pydict()
         found = {str(id): _by_fours(sides or []) for id, sides in zip(table["id"], table["boxes"], strict=True)}
     except (OSError, pa.ArrowException, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} is no Parquet table with columns id and boxes: {error}") from error

@@ -4,6 +4,7 @@ Shapes: K regions, D numbers a feature, C classes and A attributes, each with a 
 """
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,11 @@ def read_words(file: Path) -> tuple[str, ...]:
     """Reads the names of classes or attributes, a line each: the first one of a line, in small letters."""
     if not file.is_file():
         raise UserError(f"there is no file of words {file}")
+    numbered = enumerate(file.read_bytes().removeprefix(BOM_UTF8).rstrip().splitlines(), 1)
+    if blank := next((number for number, line in numbered if not line.strip()), None):
+        raise UserError(
+            f"{file}:{blank} is blank: give it a name, or remove it, as later names are counted by their lines"
+        )
     return tuple(names[0].lower() for names in vocabulary(Raw.of_files({file.name: file}), file.name)[1:])
 
 

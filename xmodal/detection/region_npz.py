@@ -20,6 +20,8 @@ from xmodal.features.foreign_formats import Head, npy_header, reading, unchecked
 from xmodal.raw.archives import LARGEST
 from xmodal.raw.pickled_arrays import read_object_array
 
+SIDES = ("image_w", "image_h")
+
 
 def is_milvlg(file: Path) -> bool:
     with reading(file), zipfile.ZipFile(file) as archive:
@@ -46,7 +48,7 @@ def write_npz(folder: Path, pictures: Iterable[PictureRegions]) -> None:
     for picture in pictures:
         count = len(picture.boxes_K4)
         info: dict[str, Any] = {"image_id": picture.id, "num_boxes": count}
-        size = dict(zip(("image_w", "image_h"), picture.size, strict=True)) if picture.size else {}
+        size = dict(zip(SIDES, picture.size, strict=True)) if picture.size else {}
         for kind, named in (("objects", picture.classes), ("attrs", picture.attributes)):
             if named:
                 info |= {f"{kind}_id": named.ids_K, f"{kind}_conf": named.scores_K}
@@ -58,12 +60,20 @@ def _read(files: tuple[str, ...], items: range) -> Iterator[PictureRegions]:
     for name in files[items.start : items.stop]:
         with reading(name), zipfile.ZipFile(name) as archive:
             there = set(archive.namelist())
-            values = {key: _array(archive, key) for key in ("x", "bbox", "image_w", "image_h") if f"{key}.npy" in there}
+            values = {key: _array(archive, key) for key in ("x", "bbox", *SIDES) if f"{key}.npy" in there}
             info = _info(archive) if "info.npy" in there else {}
             named = [_named(info, kind) for kind in ("objects", "attrs")]
-            size = tuple(int(values[side]) for side in ("image_w", "image_h")) if "image_w" in values else None
-        assert size is None or len(size) == 2
+            size = _picture_size({side: values[side] for side in SIDES if side in values})
         yield PictureRegions(Path(name).stem, values["bbox"].astype("f4"), values["x"], size, *named)
+
+
+def _picture_size(sides: dict[str, NDArray[Any]]) -> tuple[int, int] | None:
+    if len(sides) == 1:
+        raise ValueError(f"it has {next(iter(sides))} alone: give image_w and image_h, or neither")
+    for side, value in sides.items():
+        if value.size != 1 or value.dtype.kind not in "iuf" or not 0 < value.item() < 2**31:
+            raise ValueError(f"{side} is no number of pixels, but {value.shape} {value.dtype}: {value.ravel()[:3]}")
+    return (int(sides["image_w"].item()), int(sides["image_h"].item())) if sides else None
 
 
 def _head(archive: zipfile.ZipFile, key: str) -> Head:

@@ -26,6 +26,7 @@ from xmodal.features.weight_files import (
     load_exactly,
     reproducible,
 )
+from xmodal.media.images import UnreadableImage
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -116,6 +117,9 @@ class TorchvisionDetector:
 
         network: Any = self.network
         sides = image_HW3.shape[:2]
+        scale = min(network.transform.min_size[-1] / min(sides), network.transform.max_size / max(sides))
+        if int(min(sides) * scale) < 1:
+            raise UnreadableImage(f"{sides[1]} x {sides[0]} pixels are too narrow to resize")
         with reproducible(), torch.inference_mode():
             pixels_3HW = torch.from_numpy(image_HW3.copy()).to(self.device).permute(2, 0, 1).float() / 255
             seen, _ = network.transform([pixels_3HW])

@@ -11,6 +11,7 @@ is checked where they are read, so that no name leads elsewhere.
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -168,7 +169,7 @@ class Output:
 
     @property
     def where(self) -> str:
-        return f"{self.storage.url}/{self.folder}"
+        return os.path.join(self.storage.url, self.folder)
 
     @property
     def cure(self) -> str:

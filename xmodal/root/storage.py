@@ -60,7 +60,7 @@ class LocalStorage:
         if not key:
             return self.url
         _check_key(key)
-        path = f"{self.url}/{key}"
+        path = os.path.join(self.url, key)  # a root may be "/"
         self._check_folder(os.path.dirname(path))
         return path
 
