@@ -13,6 +13,7 @@ from xmodal.detection.region_store import RegionStore
 from xmodal.number_rules import shares
 
 VERSION = 1
+WITHOUT_REGIONS = "without regions"  # the count of pictures that have no caption
 
 
 @dataclass(frozen=True)
@@ -44,4 +45,4 @@ def _write(config: SemanticsConfig, inputs: Inputs, sink: Sink) -> Counts:
     words, shown = regions.words, config.shown
     texts = ((id, semantics_of(words, regions.classes(id), regions.attributes(id), shown)) for id in present)
     captions = write_captions(sink, SEMANTICS, texts)
-    return {"captions": captions, "without regions": len(regions.ids) - captions}
+    return {"captions": captions, WITHOUT_REGIONS: len(regions.ids) - captions}
