@@ -211,7 +211,10 @@ class _Looking:
             raise _NotUsable("no_regions", "no boxes are given for it")
         height, width = picture_HW3.shape[:2]
         if boxes is None:
-            found = self.config.select(self._extract(picture_HW3, None))
+            candidates = self._extract(picture_HW3, None)
+            found = self.config.select(candidates)
+            if not len(found) and not _is_finite(candidates):
+                raise _NotUsable(*NOT_FINITE)
         else:
             inside_K4 = np.clip(boxes, 0, [width, height] * 2).astype(np.float32)
             has_area_K = (inside_K4[:, 2:] > inside_K4[:, :2]).all(1)
@@ -222,14 +225,19 @@ class _Looking:
             raise _NotUsable("no_regions", "nothing is found in it")
         with np.errstate(over="ignore"):
             features_KD = found.features_KD.astype(self.config.dtype)
-        scores = (found.class_scores_KC, found.attribute_scores_KA)
-        if not all(np.isfinite(each).all() for each in (features_KD, found.boxes_K4, *scores) if each is not None):
+        if not (_is_finite(found) and np.isfinite(features_KD).all()):
             raise _NotUsable(*NOT_FINITE)
+        scores = (found.class_scores_KC, found.attribute_scores_KA)
         return PictureRegions(id, found.boxes_K4, features_KD, (width, height), *map(_named, scores))
 
     def _extract(self, picture_HW3: NDArray[np.uint8], boxes: list[NDArray[np.float32]] | None) -> Regions:
         with self.turn:
             return self.detector.extract([picture_HW3], boxes)[0]
+
+
+def _is_finite(found: Regions) -> bool:
+    values = (found.features_KD, found.boxes_K4, found.class_scores_KC, found.attribute_scores_KA)
+    return all(np.isfinite(each).all() for each in values if each is not None)
 
 
 def _named(scores_KC: NDArray[np.float32] | None) -> Named | None:

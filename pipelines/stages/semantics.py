@@ -15,6 +15,7 @@ from xmodal.number_rules import shares
 from xmodal.records.tables import read_columns
 
 VERSION = 2
+WITHOUT_REGIONS = "without regions"  # the count of pictures that have no caption
 
 
 @dataclass(frozen=True)
@@ -48,5 +49,5 @@ def _write(config: SemanticsConfig, inputs: Inputs, sink: Sink) -> Counts:
     words, shown = regions.words, config.shown
     texts = ((id, semantics_of(words, regions.classes(id), regions.attributes(id), shown)) for id in present)
     captions = write_captions(sink, SEMANTICS, texts)
-    counts = {"captions": captions, "without regions": len(own) - captions}
+    counts = {"captions": captions, WITHOUT_REGIONS: len(own) - captions}
     return counts | {"not in the corpus": len(regions.ids) - len(own)}

@@ -21,6 +21,7 @@ from pipelines.fetching.ledger import FOLDERS, folder_of, incomplete_folders
 from pipelines.fetching.list_changes import ADDED, EDITED
 from pipelines.stages import FILE_SETS, ITEM_KINDS
 from pipelines.stages.records import Census
+from pipelines.stages.semantics import WITHOUT_REGIONS
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
 from xmodal.records.tables import CAPTIONS_OF_PAPERS, TABLES, Item, read_rows
@@ -212,7 +213,8 @@ def _absent_items(work: CorpusBuild, name: str, output: Output) -> dict[str, Any
     failures, stage = output.totals["failures"], work.stage(name)
     return {
         "planned": len(work.items_of(stages.load(name).of)) if "media" in stages.with_needs([name]) else 0,
-        "absent": sum(count for kind, count in failures.items() if kind != TRUNCATED),
+        "absent": sum(count for kind, count in failures.items() if kind != TRUNCATED)
+        + output.totals["counts"].get(WITHOUT_REGIONS, 0),
         "retry": [kind for kind in stage.passing if kind in failures] if stage else [],
     }
 

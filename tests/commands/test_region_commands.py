@@ -151,6 +151,16 @@ def test_ids_of_boxes_that_no_picture_has_are_told(xmodal: Xmodal, folder: Path,
     assert "b.tsv" not in xmodal(*of_folder, "--out", "all.zarr").err
 
 
+def test_semantics_of_no_picture_end_with_3(xmodal: Xmodal, tmp_path: Path) -> None:
+    (boxes := tmp_path / "b.tsv").write_text("p000\t900\t900\t909\t909\n")
+    settings = ["--set=regions.detector=toy", "--set=regions.boxes=file", "--file", f"boxes={boxes}"]
+    asked = ["build", f"{FIXTURE}/semantics", "--root", tmp_path / "root", "--raw", eight_pictures(tmp_path), *settings]
+    said = xmodal(*asked)
+    assert said.code == 3
+    assert "pictures/semantics: 8 of 8 absent or unusable, most often without regions: exit code 3" in said.out
+    assert xmodal(*asked, "--most-absent", 1).code == 0
+
+
 def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> None:
     raw, root, out = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "boxes"
     xmodal("build", f"{FIXTURE}/semantics", "--root", root, "--raw", raw, "--set", "regions.detector=toy")

@@ -23,7 +23,9 @@ from tests.records.test_sparse import tables
 from tests.stages.test_features_stage import interrupted
 from tests.stages.test_resnet_stage import backwards, by_turns, sealed
 from tests.stages.test_resnet_stage import storage as storage
+from tests.toy_detector import ToyDetector
 from tests.toy_detector import toy_detector as toy_detector
+from xmodal.detection.region_arrays import Regions
 from xmodal.detection.region_store import RegionStore
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
@@ -160,6 +162,20 @@ def test_numbers_that_are_not_finite_are_failures(storage: Storage, tmp_path: Pa
     assert RegionStore(output).absent == {"a"}
     assert output.totals["failures"] == {"not_finite": 1}
     assert output.config["weights"].startswith("sha256:")
+
+
+def test_scores_that_are_not_finite_are_no_picture_without_things(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = ToyDetector.extract
+
+    def broken(self: ToyDetector, images: Any, boxes: Any = None) -> list[Regions]:
+        return [replace(found, class_scores_KC=found.class_scores_KC * np.nan) for found in look(self, images, boxes)]
+
+    monkeypatch.setattr(ToyDetector, "extract", broken)
+    pictures = {name: PICTURES[name] for name in ("a.png", "blank.png")}
+    output = build(regions(sealed(storage, pictures), names=pictures), storage)
+    assert output.totals["failures"] == {"no_regions": 1, "not_finite": 1}
 
 
 def test_a_picture_that_a_detector_cannot_resize_is_a_failure_alone(storage: Storage, tmp_path: Path) -> None:

@@ -100,6 +100,10 @@ def _name(row: Result) -> str:
 
 def _commonest(row: Result) -> str:
     """The class of most failures, of files with the reason of one of them."""
+    from pipelines.stages.semantics import WITHOUT_REGIONS
+
     classes = {kind: of["files"] for kind, of in row.get("reasons", {}).items()} or row["failures"]
+    if not classes and row["counts"].get(WITHOUT_REGIONS):
+        return WITHOUT_REGIONS
     kind: str = max(classes, key=classes.__getitem__, default="other bytes than are pinned")
     return f"{kind} ({row['reasons'][kind]['reason']})" if row.get("reasons") else kind
