@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from xmodal.errors import UserError
 from xmodal.evaluation.phrase_metrics import ALL
 from xmodal.evaluation.phrase_runs import evaluate_combined, evaluate_phrases, open_phrase_run, run_scores
 from xmodal.evaluation.run_metrics import open_run
+from xmodal.models.two_branch import RECIPES
 from xmodal.recipes import Features, Phase
 from xmodal.training.run_setup import Setup
 
@@ -72,6 +74,19 @@ def test_phrases_are_found_far_above_chance(
     assert first > chance + 0.5 * (bound - chance)
     assert first <= fifth <= bound
     assert chance < 45
+
+
+@pytest.mark.parametrize("name", ["two-branch-phrases", "similarity-phrases", "similarity-phrases-linear"])
+def test_recipes_learn_with_their_own_losses_rate_and_decay(name: str, root: str, tmp_path: Path) -> None:
+    """A decay of 0.005 outweighs the gradients of means; of a similarity network little is left."""
+    (recipe,) = (one for one in RECIPES if one.name == name)
+    model: Any = recipe.model
+    small = replace(model, hidden=64, width=32)
+    phases = (replace(recipe.phases[0], epochs=16),)
+    found = fit(replace(recipe, model=small, text=Features("phrases"), phases=phases), root, str(tmp_path / "run"))
+    report = evaluate_phrases(found.run, Setup(root), "plummer/train")
+    assert report.rows[ALL]["R@1 by chance"] < 20
+    assert report.rows[ALL]["R@1"] > 60
 
 
 def test_a_report_tells_what_was_asked_and_what_could_not_be(root: str, run: str, xmodal: Xmodal) -> None:
