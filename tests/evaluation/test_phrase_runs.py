@@ -117,6 +117,22 @@ def test_a_report_tells_what_was_asked_and_what_could_not_be(root: str, run: str
     assert sum(recalls[f"R@{first}"] for first in (1, 5, 10)) == pytest.approx(best)
 
 
+def test_a_report_says_how_many_pictures_were_trained_on_or_chose_the_weights(
+    root: str, run: str, xmodal: Xmodal
+) -> None:
+    train, validation, test = (
+        evaluate_phrases(run, Setup(root), f"plummer/{name}") for name in ("train", "val", "test")
+    )
+    assert (train.seen, train.chosen) == (train.pictures, 0)
+    assert (validation.seen, validation.chosen) == (0, validation.pictures)
+    assert (test.seen, test.chosen) == (0, 0)
+    said = xmodal("evaluate", run, "--root", root, "--split", "plummer/train").out
+    assert f"; {train.pictures} of the pictures were trained on\n" in said
+    assert f"; the weights were chosen by {validation.pictures} of the pictures\n" in validation.to_text()
+    assert "trained on" not in test.to_text()
+    assert "chosen" not in test.to_text()
+
+
 def test_what_a_run_found_is_drawn(root: str, run: str, tmp_path: Path, xmodal: Xmodal) -> None:
     said = xmodal("look", run, "--root", root, "--phrases", tmp_path / "out", "--first", 3, "--json").json
     drawn = list(dict.fromkeys(one.picture for one in to_find(WORLD)))[:3]
