@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from xmodal.batches.annotated_phrases import annotated_phrases
 from xmodal.batches.cluster_classes import CLUSTERS
@@ -25,6 +26,7 @@ from xmodal.root.selection import (
     find_output,
     source_of,
 )
+from xmodal.text.sentence_vectors import Method
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Setup:
         stage, method = read.stage, read.method
         stores = [FeatureStore(one) for one in made_of(tables, stage)]
         made = [store for store in stores if method in ("", store.provenance.get("method"))]
+        if method and not made and method not in (known := get_args(Method)):
+            raise UserError(f"no method {method!r} of {stage}; there are: {', '.join(known)}")
         fitting = [store.output for store in made if store.provenance.get("for") in (None, visual.output.folder)]
         corpus = str(tables.config["corpus"])
         by_method = f" by {method}" if method else ""
