@@ -303,6 +303,9 @@ def test_boxes_of_other_pictures_are_refused(tmp_path: Path, root: str) -> None:
         said = line_of(partial(call, tmp_path / "none", root, CORPUS, str(tmp_path / "other.tsv")))
         assert re.search(r"other.tsv has no boxes of the \d+ pictures of plummer/test", said)
     assert "no" in line_of(partial(score_phrases, tmp_path / "none", root, CORPUS, "proposals"))
+    missing = str(tmp_path / "missing.tsv")
+    said = line_of(partial(score_phrases, tmp_path / "none", root, CORPUS, missing))
+    assert said == f"there is no file {missing}: give a file of boxes, or a stage such as proposals"
 
 
 def test_a_corpus_without_phrases_has_nothing_to_look_for(tmp_path: Path) -> None:

@@ -196,6 +196,15 @@ def test_what_is_missing_is_said_in_a_line(root: str, tmp_path: Path) -> None:
     assert f"{PICTURES} is a file" in line_of(lambda: xmodal.open(str(PICTURES), "pictures"))
 
 
+def test_the_network_that_is_named_stands_in_the_command_that_builds_its_features(tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=20, features=0)
+    records = xmodal.open(root, "pictures").records
+    said = line_of(lambda: open_features(root, "resnet", None, records, network="resnet152"))
+    assert f"build it first (`xmodal build pictures/resnet --root {root} --set resnet.network=resnet152`)" in said
+    said = line_of(lambda: open_features(root, "features", None, records, network="torchvision/vgg19"))
+    assert f"pictures/features --root {root} --set features.model=torchvision/vgg19`)" in said
+
+
 def test_features_of_another_media_set_are_left_out(tmp_path: Path) -> None:
     other = make_root(tmp_path / "other", items=20, media="others")
     assert xmodal.open(other, "pictures").features == ()

@@ -398,7 +398,7 @@ def test_sentences_are_those_of_the_method_that_a_recipe_names(root: str, tmp_pa
     vectors = tmp_path / "vectors.txt"
     vectors.write_text("red 1 0 0\nblue 0 1 0\ngreen 0 0 1\n")
     mean = replace(TOY, text=Features("sentences", method="mean"))
-    message = r"has no sentences by mean: build them \(.*--set codebook\.method=mean\)"
+    message = r"has no sentences by mean: build them \(.*--set codebook\.method=mean`\)"
     with pytest.raises(UserError, match=message):
         fit(mean, words, str(tmp_path / "run"))
     coded(words, CodebookConfig("mean", width=3), vectors)

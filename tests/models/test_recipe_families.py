@@ -53,7 +53,7 @@ PHRASES |= on("flickr30k_entities", "plummer", None)
 COCO = on("coco", "two_branch")
 
 # docs/models.md#two-branch-embedding
-BRANCHES = {"model.width": 512, "model.layout": "paper", "model.statistics": "training", "model.reduction": "mean"}
+BRANCHES = {"model.width": 512, "model.layout": "paper", "model.statistics": "training"}
 LINEAR = {"model.layout": "linear"}
 
 # docs/models.md#two-branch-losses; how many epochs is ours for sentences
@@ -62,9 +62,9 @@ SGD = {"optimiser.rule": "sgd", "optimiser.learning_rate": 0.1, "optimiser.weigh
 SGD |= {"optimiser.momentum": 0.9, "optimiser.schedule": STEP, "optimiser.multipliers": []}
 ADAM = {"optimiser.rule": "adam", "optimiser.learning_rate": 1e-3, "optimiser.weight_decay": 0.005}
 ADAM |= {"optimiser.momentum": 0, "optimiser.schedule": None, "optimiser.multipliers": []}
-FOR_SENTENCES = BRANCHES | {"model.hidden": 2048, "model.dropout": 0.5, "batch_size": 1500}
+FOR_SENTENCES = BRANCHES | {"model.hidden": 2048, "model.dropout": 0.5, "model.reduction": "mean", "batch_size": 1500}
 FOR_SENTENCES |= phase(0, USUAL_PHASE | SGD | {"epochs": 30, "sampler": None})
-FOR_PHRASES = BRANCHES | {"model.hidden": 1024, "model.dropout": 0, "batch_size": 100}
+FOR_PHRASES = BRANCHES | {"model.hidden": 1024, "model.dropout": 0, "model.reduction": "sum", "batch_size": 100}
 FOR_PHRASES |= phase(0, USUAL_PHASE | ADAM | {"epochs": 8})
 DISTANCES = {"model.margin": 0.1, "model.offset": 0, "model.neighbour": "each"}
 OFFICIAL_CODE = {"batch_size": 500, "model.layout": "code", "model.margin": 0.05, "model.most": 10}

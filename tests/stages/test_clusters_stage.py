@@ -101,7 +101,8 @@ def test_a_run_learns_the_clusters_and_stays_with_them(root: str, clusters: Outp
 
 def test_clusters_that_are_not_there_are_asked_for(root: str, clusters: Output, tmp_path: Path) -> None:
     other = replace(SMALL, model=replace(MODEL, clusters=7))
-    told = r"no 7 clusters of toy/train by .*build it first \(.*pictures/clusters.* --set clusters.count=7 --set cl"
+    settings = "--set clusters.count=7 --set clusters.split=toy/train"
+    told = rf"no 7 clusters of toy/train by .*build it first \(`.*pictures/clusters --root [^`]* {settings}`\)"
     with pytest.raises(UserError, match=told):
         fit(other, root, str(tmp_path / "run"))
     copy = make_root(tmp_path / "copy", items=60, places=2)

@@ -117,10 +117,12 @@ def test_what_a_run_misses_is_said_in_one_line(root: str, tmp_path: Path) -> Non
     other = make_root(folder, WORLD, {"9": [(0, 0, 20, 20)]}, **{"regions.boxes": "records"})
     said = complaint(EMBEDDING, other, tmp_path)
     assert "has no features of the boxes that its phrases name, by crops random:0" in said
-    assert "--set regions.detector=crops --set regions.boxes=phrases --set regions.dtype=float32" in said
-    assert "has no phrases by hglmm" in complaint(
-        replace(EMBEDDING, text=Features("phrases", method="hglmm")), root, tmp_path
-    )
+    assert "--set regions.detector=crops --set regions.boxes=phrases --set regions.dtype=float32`, with" in said
+    said = complaint(replace(EMBEDDING, text=Features("phrases", method="hglmm")), root, tmp_path)
+    assert "has no phrases by hglmm" in said
+    assert f"(`xmodal build {CORPUS}/phrases --root {root} --set codebook.method=hglmm`)" in said
+    misspelt = complaint(replace(EMBEDDING, text=Features("phrases", method="tf")), root, tmp_path)
+    assert misspelt == "no method 'tf' of phrases; there are: hglmm, gmm, lmm, mean, tfidf"
     assert "no 'frames' under" in complaint(replace(EMBEDDING, visual=Features("frames")), root, tmp_path)
     both = replace(EMBEDDING, validation=TRAIN)
     assert "items are in both 'plummer/train' and 'plummer/train'" in complaint(both, root, tmp_path)

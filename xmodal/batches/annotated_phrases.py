@@ -134,6 +134,9 @@ def proposals_of(root: str, records: Output, name: str) -> tuple[dict[str, Boxes
     if (path := Path(name)).is_file():
         boxes = {id: np.array(boxes).reshape(-1, 4) for id, boxes in boxes_in_file(path).items()}
         return boxes, f"{path.name} (sha256 {sha256_of(path)[:12]})"
-    output = open_dataset(root, str(records.config["corpus"]), records.identity).store(name, "--proposals").output
+    dataset = open_dataset(root, str(records.config["corpus"]), records.identity)
+    if path.suffix and name.partition("/")[0] not in {one.stage for one in dataset.features}:
+        raise UserError(f"there is no file {name}: give a file of boxes, or a stage such as proposals")
+    output = dataset.store(name, "--proposals").output
     regions = RegionStore(output)
     return {id: regions.boxes(id) for id in regions.ids if id in regions.store}, f"{output.stage}/{output.identity}"

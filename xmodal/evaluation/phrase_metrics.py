@@ -48,6 +48,8 @@ class PhraseReport:
     phrases: int
     boxes: int  # that they name
     pictures: int
+    seen: int | None = None  # pictures that the run was trained on
+    chosen: int | None = None  # pictures that chose its weights
     pictures_without_proposals: int
     phrases_without_proposals: int  # they count as not found
     left_out: Mapping[str, int]  # by the reason
@@ -81,6 +83,10 @@ class PhraseReport:
 
     def _about(self) -> Iterator[str]:
         asked = f"{self.phrases:,} phrases of {self.pictures:,} pictures, which name {self.boxes:,} boxes"
+        if self.seen:
+            asked += f"; {self.seen:,} of the pictures were trained on"
+        if self.chosen:
+            asked += f"; the weights were chosen by {self.chosen:,} of the pictures"
         yield f"{self.recipe} ({self.fingerprint[:12]}) on {self.corpus} {self.split}: {asked}"
         ranked = f", ranked unless a better one overlaps by more than {self.suppression:g}" if self.suppression else ""
         yield f"records {self.records}, proposals {self.proposals}{ranked}"

@@ -14,7 +14,7 @@ from xmodal.batches.phrase_features import PhraseFeatures
 from xmodal.batches.phrase_loader import vectors
 from xmodal.errors import UserError
 from xmodal.evaluation.phrase_metrics import PhraseReport, ScoredPhrases, localisation_report
-from xmodal.evaluation.run_metrics import load, open_run, report_of, test_split_beside
+from xmodal.evaluation.run_metrics import count_shared, load, open_run, report_of, test_split_beside
 from xmodal.metrics.nearest_regions import nearest_region_distances
 from xmodal.metrics.protocols import Gallery
 from xmodal.metrics.reports import Report
@@ -34,8 +34,14 @@ def evaluate_phrases(
 ) -> PhraseReport:
     """Computes recall of a run on a split's phrases, by default of the test split beside the training's."""
     recipe, scored = run_folder.read(run).recipe, run_scores(run, setup, split)
-    about = {"recipe": recipe.name, "fingerprint": fingerprint(recipe), "records": scored.records.identity}
+    about: dict[str, Any] = {
+        "recipe": recipe.name,
+        "fingerprint": fingerprint(recipe),
+        "records": scored.records.identity,
+    }
     about |= {"proposals": scored.proposals, "corpus": scored.view.corpus, "split": scored.view.split}
+    for fact, view in (("seen", recipe.view), ("chosen", recipe.validation)):
+        about[fact] = count_shared(scored.records, view, scored.phrases.pictures)
     try:
         return localisation_report(scored.phrases, scored.boxes, scored.scores, suppression, **about)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """Metrics of a run on a split."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -95,8 +95,8 @@ def report_of(
         fingerprint=fingerprint(recipe),
         features=f"{read.stage}/{read.identity}",
         weights=describe_network(asked.features) + further,
-        seen=_shared(asked, recipe.view),
-        chosen=_shared(asked, recipe.validation),
+        seen=count_shared(asked.records, recipe.view, asked.reader.examples.ids),
+        chosen=count_shared(asked.records, recipe.validation, asked.reader.examples.ids),
     )
 
 
@@ -183,5 +183,6 @@ def test_split_beside(view: View) -> str:
     return (view.split.rpartition("/")[0] + "/test").lstrip("/")
 
 
-def _shared(asked: OpenedRun, view: View) -> int:
-    return len(items_with_captions(asked.records, view).intersection(asked.reader.examples.ids))
+def count_shared(records: Output, view: View, ids: Iterable[str]) -> int:
+    """Counts the items that a view of the records has, too."""
+    return len(items_with_captions(records, view).intersection(ids))

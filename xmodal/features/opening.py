@@ -34,26 +34,30 @@ def open_features(
         raise UserError(
             f"{stage} has a row a caption, not one a picture or clip: name features of these (--set visual.stage=STAGE)"
         )
+    settings = [network_setting(stage, network)] if network else []
     of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
     found = [] if identity else [one for one in filter(fits, find(root, stage)) if is_by(one, network)]
     among = covering_all_items(found, records)
     if found and not among:
         raise UserError(
             f"{of} in {root} has no {stage} but scores of classes, which tags are made of: build it first "
-            f"({build_command(root, of, stage)}), or name these by --features {found[0].identity}"
+            f"({build_command(root, of, stage, settings)}), or name these by --features {found[0].identity}"
         )
     meant = {output.folder for output in among}
-    store = FeatureStore(find_output(root, stage, identity, of=of, fits=lambda output: output.folder in meant))
+    store = FeatureStore(
+        find_output(root, stage, identity, of=of, fits=lambda output: output.folder in meant, settings=settings)
+    )
     if not fits(store.output):
         raise UserError(
             f"{store.output.where} has features of the media set {media_set_of(store.output)!r}, but {of} is of "
-            f"{records.config['media_set']!r}: name other features, or build them ({build_command(root, of, stage)})"
+            f"{records.config['media_set']!r}: name other features, or build them "
+            f"({build_command(root, of, stage, settings)})"
         )
     if not is_by(store.output, network):
-        found, command = store.provenance["network"], build_command(root, of, stage).strip("`")
+        found, command = store.provenance["network"], build_command(root, of, stage, settings)
         raise UserError(
             f"{store.output.where} has features by {found}, not by the recipe's {network}: build these "
-            f"(`{command} --set {network_setting(stage, network)}`), or take those (--set visual.network={found})"
+            f"({command}), or take those (--set visual.network={found})"
         )
     if model is not None and not store.spec.row_shape:
         raise UserError(f"{store.output.where} has no features to train from, but {store.output.stage}")

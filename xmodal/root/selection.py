@@ -22,11 +22,13 @@ def find_output(
     *,
     of: str = "CORPUS",
     fits: Callable[[Output], bool] = lambda output: True,
+    settings: Sequence[str] = (),
     **config: object,
 ) -> Output:
     """Returns the one finished output of a stage: the given identity, or the only current one that fits.
 
-    If none fits, one that does not is returned, for the caller to refuse. `of` is the corpus in a message.
+    If none fits, one that does not is returned, for the caller to refuse. `of` is the corpus in a message, and
+    `settings` are those that the output is to be built with.
     """
     there = find(root, stage, **config)
     if identity is None:
@@ -40,7 +42,7 @@ def find_output(
     if len(chosen) == 1:
         return chosen[0]
     if not there:
-        raise UserError(_nothing_there(root, stage, str(config.get("corpus", of)), identity))
+        raise UserError(_nothing_there(root, stage, str(config.get("corpus", of)), identity, settings))
     what = " ".join([stage, *(f"of {value}" for value in config.values())])
     if identity:
         problem = f"no {what} is {identity}"
@@ -52,11 +54,13 @@ def find_output(
     raise UserError(f"{problem}; there are: {', '.join(listed)}")
 
 
-def build_command(root: str, corpus: str, stage: str) -> str:
-    return f"`xmodal build {corpus}/{stage} --root {shlex.quote(root)}`"
+def build_command(root: str, corpus: str, stage: str, settings: Sequence[str] = ()) -> str:
+    """Writes the command in backticks, with its settings, such as resnet.network=resnet50."""
+    chosen = "".join(f" --set {shlex.quote(setting)}" for setting in settings)
+    return f"`xmodal build {corpus}/{stage} --root {shlex.quote(root)}{chosen}`"
 
 
-def _nothing_there(root: str, stage: str, corpus: str, identity: str | None) -> str:
+def _nothing_there(root: str, stage: str, corpus: str, identity: str | None, settings: Sequence[str]) -> str:
     if stage == "records":
         known = sorted({str(output.config.get("corpus")) for output in find(root, "records")})
         missing, others = f"no corpus {corpus!r} under {root}", f"; there are: {', '.join(known)}" if known else ""
@@ -67,8 +71,8 @@ def _nothing_there(root: str, stage: str, corpus: str, identity: str | None) -> 
         like = [] if stage in folders else get_close_matches(stage, folders)  # one that is there is unfinished
     if like:
         return f"{missing}; do you mean {like[0]}?{others}"
-    settings = f", with the settings of {identity}" if identity else ""
-    return f"{missing}: build it first{settings} ({build_command(root, corpus, stage)}){others}"
+    like_it = f", with the settings of {identity}" if identity else ""
+    return f"{missing}: build it first{like_it} ({build_command(root, corpus, stage, settings)}){others}"
 
 
 def current(outputs: list[Output]) -> list[Output]:

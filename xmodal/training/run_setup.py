@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import get_args
 
 from xmodal.batches.annotated_phrases import annotated_phrases
 from xmodal.batches.cluster_classes import CLUSTERS
@@ -11,7 +12,7 @@ from xmodal.detection.region_store import RegionStore
 from xmodal.errors import UserError
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.opening import describe_network, open_features
+from xmodal.features.opening import describe_network, network_setting, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
 from xmodal.recipes import WRITTEN, Features, Recipe, Tokens, View, clusters_of
@@ -25,6 +26,7 @@ from xmodal.root.selection import (
     find_output,
     source_of,
 )
+from xmodal.text.sentence_vectors import Method
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,15 @@ class Setup:
         stage, method = read.stage, read.method
         stores = [FeatureStore(one) for one in made_of(tables, stage)]
         made = [store for store in stores if method in ("", store.provenance.get("method"))]
+        if method and not made and method not in (known := get_args(Method)):
+            raise UserError(f"no method {method!r} of {stage}; there are: {', '.join(known)}")
         fitting = [store.output for store in made if store.provenance.get("for") in (None, visual.output.folder)]
         corpus = str(tables.config["corpus"])
         by_method = f" by {method}" if method else ""
         if not fitting:
             for_these = f" for {visual.output.where}" if made else ""
-            setting = f" --set codebook.method={method}" if method else ""
-            cure = f"build them ({build_command(self.root, corpus, stage)}{setting})"
+            settings = [f"codebook.method={method}"] if method else []
+            cure = f"build them ({build_command(self.root, corpus, stage, settings)})"
             raise UserError(f"{corpus} in {self.root} has no {stage}{by_method}{for_these}: {cure}")
         chosen = [output for output in fitting if self.texts in (None, output.identity)]
         if len(chosen) == 1:
@@ -104,8 +108,10 @@ class Setup:
         if found:
             there = ", ".join(describe_differences(found))
             raise UserError(f"{corpus} has several {what}: leave one under {self.root}; there are: {there}")
-        settings = f"--set clusters.count={count} --set clusters.split={split}"
-        raise UserError(f"no {what}: build it first ({build_command(self.root, corpus, CLUSTERS)} {settings})")
+        settings = [f"clusters.count={count}", f"clusters.split={split}"]
+        if recipe.visual.network:
+            settings.append(network_setting(recipe.visual.stage, recipe.visual.network))
+        raise UserError(f"no {what}: build it first ({build_command(self.root, corpus, CLUSTERS, settings)})")
 
     def phrases(self, recipe: Recipe, view: View, tables: Output, *, annotated: bool = False) -> PhraseFeatures:
         """Opens the phrases of a view with their proposals, to learn from also with features of annotated boxes."""
@@ -123,11 +129,12 @@ class Setup:
             if (describe_network(store), store.spec.dtype, store.spec.row_shape) == wanted:
                 return RegionStore(output)
         corpus, detector = str(tables.config["corpus"]), proposals.output.config.get("detector", "DETECTOR")
-        command = build_command(self.root, corpus, "regions").strip("`")
+        dtype = f"regions.dtype={proposals.spec.dtype}"
+        settings = [f"regions.detector={detector}", "regions.boxes=phrases", dtype]
+        command = build_command(self.root, corpus, "regions", settings)
         raise UserError(
             f"{corpus} in {self.root} has no features of the boxes that its phrases name, by {wanted[0]} as those of "
-            f"{proposals.output.where}: build them (`{command} --set regions.detector={detector} --set "
-            f"regions.boxes=phrases --set regions.dtype={proposals.spec.dtype}`, with the same weights)"
+            f"{proposals.output.where}: build them ({command}, with the same weights)"
         )
 
     def has_annotated_boxes(self, tables: Output) -> bool:
