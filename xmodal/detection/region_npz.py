@@ -71,7 +71,7 @@ def _picture_size(sides: dict[str, NDArray[Any]]) -> tuple[int, int] | None:
     if len(sides) == 1:
         raise ValueError(f"it has {next(iter(sides))} alone: give image_w and image_h, or neither")
     for side, value in sides.items():
-        if value.size != 1 or value.dtype.kind not in "iuf" or not 0 < value.item() < 2**31:
+        if value.size != 1 or value.dtype.kind not in "iuf" or not abs(value.item()) < 2**31:
             raise ValueError(f"{side} is no number of pixels, but {value.shape} {value.dtype}: {value.ravel()[:3]}")
     return (int(sides["image_w"].item()), int(sides["image_h"].item())) if sides else None
 
