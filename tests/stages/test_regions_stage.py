@@ -267,10 +267,10 @@ def test_boxes_without_area_in_their_picture_are_left_out_and_counted(storage: S
 def test_selection_follows_the_detector_where_none_is_set(storage: Storage) -> None:
     media = sealed(storage, PICTURES)
     usual = [regions(media, RegionsConfig(name, "random:0")).config for name in ("bottom_up", "small")]
-    assert [(config.threshold, config.fewest, config.most) for config in usual] == [(0.2, 10, 100), (0.5, 0, 100)]
+    assert [(config.threshold, config.fewest, config.most) for config in usual] == [(0.2, 10, 100), (0.5, 1, 100)]
     assert regions(media, RegionsConfig("small", "random:0", most=4)).config.most == 4
     assert regions(media, RegionsConfig("bottom_up", "random:0", most=4)).config.fewest == 4
-    told = RegionsConfig("small", "random:0", threshold=0.5, fewest=0)
+    told = RegionsConfig("small", "random:0", threshold=0.5, fewest=1)
     assert regions(media, told).identity == regions(media, RegionsConfig("small", "random:0")).identity
 
 

@@ -62,8 +62,8 @@ KINDS = {  # by the first part of a detector's name: bottom_up, torchvision/NAME
     "bottom_up": DetectorKind("bottom_up", 17.0, files=("detector", "object_words", "attribute_words")),
     "torchvision": DetectorKind("torchvision_detectors", 6.6),
     "detectron2": DetectorKind("detectron2_detectors", 8.0),
-    # Its candidates below the threshold, that of its own validation, are no things: a picture may have none.
-    "small": DetectorKind("small_faster_rcnn", 0.01, fewest=0, threshold=SCORE),
+    # Its candidates below the threshold, that of its own validation, are no things; one is kept as a feature.
+    "small": DetectorKind("small_faster_rcnn", 0.01, fewest=1, threshold=SCORE),
     "proposals": DetectorKind("edge_box_proposals", 3.0),
 }
 
