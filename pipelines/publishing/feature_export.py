@@ -21,9 +21,10 @@ from xmodal.detection.region_arrays import are_lines
 from xmodal.detection.region_formats import RegionsToWrite, holds_words, names_beside, writer_for
 from xmodal.detection.region_store import PictureRegions, RegionStore, regions_file
 from xmodal.errors import UserError
-from xmodal.features.foreign_formats import BLOCK, COPIES, HDF5, open_hdf5, read_ids, refuse_twice
+from xmodal.features.foreign_formats import BLOCK, COPIES, read_ids, refuse_twice
 from xmodal.features.frame_store import clips_file
 from xmodal.features.store import FeatureStore
+from xmodal.raw.array_files import HDF5, open_hdf5
 from xmodal.recipes import View
 from xmodal.records.views import captions_by_item, splits
 from xmodal.root.outputs import Output, find

@@ -37,8 +37,9 @@ from xmodal.detection.region_formats import ForeignRegions
 from xmodal.detection.region_store import REGIONS, PictureRegions, RegionStore, regions_file
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import Dtype, FeatureSpec
-from xmodal.features.foreign_formats import BLOCK, ForeignFeatures, reading
+from xmodal.features.foreign_formats import BLOCK, ForeignFeatures
 from xmodal.features.store import ROWS
+from xmodal.raw.array_files import reading
 from xmodal.records.tables import read_columns
 from xmodal.records.views import CLEAN
 from xmodal.root.identity import fingerprint

@@ -25,9 +25,9 @@ from xmodal.detection.image_tags import MergedTags, by_maximum
 from xmodal.detection.score_files import FORM, TagScores, open_scores
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
-from xmodal.features.foreign_formats import reading
 from xmodal.features.store import FeatureStore
 from xmodal.features.torchvision_models import CLASS_COUNT, class_names
+from xmodal.raw.array_files import reading
 from xmodal.root.files import sha256_of
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output

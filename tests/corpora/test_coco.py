@@ -25,7 +25,7 @@ from tests.misbehaving import serve
 from tests.parsing import of, parser_of
 from xmodal.corpora import coco, load
 from xmodal.errors import UserError
-from xmodal.raw import readers
+from xmodal.raw import json_values
 from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
@@ -172,7 +172,7 @@ def test_boxes_are_the_worlds(published: Path) -> None:
 def test_files_that_are_cut_into_other_pieces_read_the_same(published: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = parsed(published)
     for piece in (61, 1000):
-        monkeypatch.setattr(readers, "PIECE", piece)
+        monkeypatch.setattr(json_values, "PIECE", piece)
         assert parsed(published) == expected
 
 
@@ -324,8 +324,8 @@ def test_what_is_not_json_is_refused_with_its_place(folder: Path, text: bytes, m
 
 
 def test_an_endless_value_is_refused_before_it_fills_the_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "PIECE", 1 << 10)
-    monkeypatch.setattr(readers, "LONGEST", 1 << 14)
+    monkeypatch.setattr(json_values, "PIECE", 1 << 10)
+    monkeypatch.setattr(json_values, "LONGEST", 1 << 14)
     pack(folder, CAPTIONS, KARPATHY, b'{"images": ["' + b"x" * 5_000_000 + b'"]}')
     tracemalloc.start()
     with pytest.raises(UserError, match="at character 12: Unterminated string"):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from xmodal.errors import UserError
+from xmodal.raw.json_values import PIECE, JsonRecord, json_elements_of, json_members
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import PIECE, JsonRecord, json_elements_of, json_members, named_columns
+from xmodal.raw.readers import named_columns
 
 
 def elements(text: bytes) -> list[Any]:

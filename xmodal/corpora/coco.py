@@ -30,8 +30,9 @@ from dataclasses import dataclass, field, replace
 
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
+from xmodal.raw.json_values import JsonRecord, json_members
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import JsonRecord, json_members, once, words_of
+from xmodal.raw.readers import once, words_of
 from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 

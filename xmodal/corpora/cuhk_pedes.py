@@ -18,8 +18,9 @@ from collections.abc import Iterator
 
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
+from xmodal.raw.json_values import JsonRecord, json_elements
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import JsonRecord, json_elements, once, words_of
+from xmodal.raw.readers import once, words_of
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 
 RECORDS, PICTURES = "reid_raw.json", "imgs"

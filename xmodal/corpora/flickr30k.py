@@ -29,8 +29,9 @@ from dataclasses import replace
 from xmodal.corpora import Corpus, Source
 from xmodal.corpora.coco import KARPATHYS
 from xmodal.errors import UserError
+from xmodal.raw.json_values import json_members
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import columns, json_members, matched, once, split_files, words_of
+from xmodal.raw.readers import columns, matched, once, split_files, words_of
 from xmodal.records.derived_splits import RandomSplitSizes
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 

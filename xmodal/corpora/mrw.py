@@ -27,8 +27,9 @@ from urllib.parse import urlsplit
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
 from xmodal.raw.archives import tar_members
+from xmodal.raw.json_values import JsonRecord, json_elements_of
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import JsonRecord, id_list, json_elements_of, lines_of, matched, once, splits_by_id, words_of
+from xmodal.raw.readers import id_list, lines_of, matched, once, splits_by_id, words_of
 from xmodal.records.tables import Caption, Item, Oddity, Row, Split
 
 ARCHIVE, SENTENCES = "mrw-v1.0.tar.gz", "mrw-v1.0.json"

@@ -33,8 +33,9 @@ from collections.abc import Iterator, Mapping
 
 from xmodal.corpora import Corpus, Source
 from xmodal.errors import UserError
+from xmodal.raw.json_values import JsonRecord, json_elements
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import JsonRecord, json_elements, lines, matched, once, split_files
+from xmodal.raw.readers import lines, matched, once, split_files
 from xmodal.records.tables import Item, Oddity, Region, Row, Split
 
 OBJECT_WORDS, ATTRIBUTE_WORDS = "genome/objects_vocab.txt", "genome/attributes_vocab.txt"

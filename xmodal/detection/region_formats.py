@@ -25,20 +25,8 @@ from xmodal.detection.region_store import WORDS, Named, PictureRegions
 from xmodal.detection.region_tsv import LAYOUTS, look_at_tsv, write_tsv
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
-from xmodal.features.foreign_formats import (
-    HDF5,
-    ForeignArray,
-    files_in,
-    hdf5_dataset,
-    ids_beside,
-    npy_header,
-    open_foreign,
-    open_hdf5,
-    reading,
-    refuse_twice,
-    stored_as,
-    unchecked_header,
-)
+from xmodal.features.foreign_formats import ForeignArray, files_in, ids_beside, open_foreign, refuse_twice, stored_as
+from xmodal.raw.array_files import HDF5, hdf5_dataset, npy_header, open_hdf5, reading, unchecked_header
 
 SCAN, BOXES, SIZES = "_ims.npy", "_bbx.npy", "_size.npy"  # of endings of names; the last two follow x_ims
 TSV = re.compile(r".+\.tsv(\.\d+)?")  # the makers' own are in parts, x.tsv.0, x.tsv.1, …

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.detection.region_store import Named, PictureRegions
-from xmodal.features.foreign_formats import Head, npy_header, reading, unchecked_header
 from xmodal.raw.archives import LARGEST
+from xmodal.raw.array_files import Head, npy_header, reading, unchecked_header
 from xmodal.raw.pickled_arrays import read_object_array
 
 SIDES = ("image_w", "image_h")

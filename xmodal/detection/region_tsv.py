@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from xmodal.detection.region_store import Named, PictureRegions
 from xmodal.errors import UserError
-from xmodal.features.foreign_formats import reading
+from xmodal.raw.array_files import reading
 
 PICTURE = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 OBJECTS, ATTRIBUTES = ("objects_id", "objects_conf"), ("attrs_id", "attrs_conf")

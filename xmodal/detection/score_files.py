@@ -17,7 +17,8 @@ import pyarrow.csv as pc
 from numpy.typing import NDArray
 
 from xmodal.errors import UserError
-from xmodal.features.foreign_formats import HDF5, ForeignArray, hdf5_texts, open_foreign, open_hdf5, reading
+from xmodal.features.foreign_formats import ForeignArray, open_foreign
+from xmodal.raw.array_files import HDF5, hdf5_texts, open_hdf5, reading
 
 COLUMNS = {"id": pa.string(), "tag": pa.string(), "score": pa.float32()}
 FORM = "it is a .tsv that begins with the line id<tab>tag<tab>score, or an .h5 with ids, names and scores"

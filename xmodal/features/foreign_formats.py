@@ -7,31 +7,34 @@ unpickled, no length is believed before it was compared with the file's, nothing
 import math
 import os
 import tarfile
-import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from tokenize import TokenError
-from typing import Any, BinaryIO, Literal, TypeAlias, cast, get_args
+from typing import Any, BinaryIO, TypeAlias, cast, get_args
 
 import numpy as np
-from google_crc32c import extend
-from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from xmodal.errors import UserError, extra_needed, few
+from xmodal.errors import UserError, few
 from xmodal.features.feature_spec import Dtype, FeatureSpec
-from xmodal.raw.archives import DAMAGE, LARGEST
+from xmodal.raw.archives import LARGEST
+from xmodal.raw.array_files import (
+    HDF5,
+    Head,
+    hdf5_dataset,
+    hdf5_texts_of,
+    npy_header,
+    open_hdf5,
+    open_zarr,
+    reading,
+)
 
 COPIES = 5  # rows of each picture in SCAN's files, one a caption
 BLOCK = 8 * 2**20
-HDF5 = (".h5", ".hdf5")
 IDS = ("ids", "image_ids")
-NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in the index of a Zarr shard
-Head = tuple[tuple[int, ...], np.dtype[Any]]
 
 
 def open_foreign(path: Path, ids: Path | None = None, key: str | None = None) -> "ForeignFeatures":
@@ -61,16 +64,6 @@ def _kind(path: Path) -> str:
 
 def files_in(folder: Path) -> list[Path]:
     return sorted(file for file in folder.iterdir() if file.name[0] != ".")
-
-
-@contextmanager
-def reading(path: object) -> Iterator[None]:
-    """Turns what damaged or hostile bytes raise into a UserError that names them."""
-    try:
-        yield
-    except (*DAMAGE, tarfile.TarError, LookupError, OverflowError, ModuleNotFoundError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
-        raise UserError(f"{path} cannot be read: {reason}") from error
 
 
 def stored_as(dtype: np.dtype[Any]) -> Dtype:
@@ -171,82 +164,12 @@ def _open_array(path: str, kind: str, key: str | None) -> Iterator[Any]:
         with open_hdf5(path) as file:
             yield hdf5_dataset(file, str(key))
     elif kind == "zarr":
-        yield _open_zarr(path)
+        yield open_zarr(path)
     else:
         with open(path, "rb") as npy_file:
             shape, dtype, order = npy_header(npy_file, os.path.getsize(path))
             begin = npy_file.tell()
         yield np.memmap(path, dtype, "r", begin, shape, order) if 0 not in shape else np.empty(shape, dtype)
-
-
-def _open_zarr(path: str) -> Any:
-    """Opens a Zarr v3 array that lacks no file; of shards, only uncompressed ones are looked into."""
-    with extra_needed("exchange", f"{path}: zarr is not installed"):
-        import zarr
-    try:
-        array: Any = zarr.open_array(path, mode="r", zarr_format=3)
-        file_shape = array.shards or array.chunks
-        files = [-(-length // size) for length, size in zip(array.shape, file_shape, strict=True)]
-    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
-        raise UserError(f"{path}/zarr.json describes no array ({error!r})") from error
-    if "checksums" in array.attrs:
-        raise UserError(f"{path} is of a store of xmodal: `xmodal export` knows which of its items are absent")
-    for place in np.ndindex(*files):
-        name = array.metadata.encode_chunk_key(place)
-        file = Path(path, name)
-        if not file.is_file():
-            raise UserError(f"{path} has no file {name}: what is not there would be read as zeros")
-        if array.shards:
-            _check_shard(file, array, place)
-    return array
-
-
-def _check_shard(file: Path, array: Any, place: tuple[int, ...]) -> None:
-    """Refuses an uncompressed shard that lacks chunks, or whose index is damaged."""
-    (sharding,) = array.metadata.codecs
-    codecs = [codec.to_dict()["name"] for codec in (*sharding.codecs, *sharding.index_codecs)]
-    if codecs != ["bytes", "bytes", "crc32c"]:
-        return
-    counts = [shard // chunk for shard, chunk in zip(array.shards, array.chunks, strict=True)]
-    chunk_bytes, index_bytes = math.prod(array.chunks) * array.dtype.itemsize, 16 * math.prod(counts)
-    with file.open("rb") as opened:
-        size = opened.seek(0, os.SEEK_END)
-        opened.seek(0 if sharding.index_location.value == "start" else max(0, size - index_bytes - 4))
-        index, checksum = opened.read(index_bytes), opened.read(4)
-    if int(extend(0, index)).to_bytes(4, "little") != checksum:
-        raise UserError(f"{file} is damaged: it does not hold the index of its chunks")
-    within = zip(array.shape, place, array.shards, array.chunks, strict=True)
-    used = tuple(slice(-(-(length - at * shard) // chunk)) for length, at, shard, chunk in within)
-    starts, lengths = np.moveaxis(np.frombuffer(index, "<u8").reshape(*counts, 2)[used], -1, 0)
-    if (starts & lengths == NO_CHUNK).any():
-        raise UserError(f"{file} was never written as a whole: what it lacks would be read as zeros")
-    if size < chunk_bytes or (starts > size - chunk_bytes).any() or (lengths != chunk_bytes).any():
-        raise UserError(f"{file} is damaged: its index points outside of it")
-
-
-def npy_header(file: BinaryIO, size: int) -> tuple[tuple[int, ...], np.dtype[Any], Literal["C", "F"]]:
-    """Reads the header of a .npy of `size` bytes; leaves the file where the values begin."""
-    begin = file.tell()
-    shape, fortran, dtype = unchecked_header(file)
-    if dtype.hasobject:
-        raise ValueError("it holds pickled objects, which are never read")
-    whole = file.tell() - begin + math.prod(shape) * dtype.itemsize
-    if size != whole or min(shape, default=0) < 0:
-        raise ValueError(f"it is {size:,} bytes long, not the {whole:,} of {shape} {dtype}: it was cut off or extended")
-    return shape, dtype, "F" if fortran else "C"
-
-
-def unchecked_header(file: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Reads what the header of a .npy says: shape, whether in Fortran's order, dtype."""
-    version = npy.read_magic(file)
-    if version != (1, 0):  # other versions are for arrays of many named fields
-        raise ValueError(f"it is .npy of version {version}, no plain array")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # numpy's, about headers by Python 2, as in SCAN's files
-        try:
-            return npy.read_array_header_1_0(file)
-        except (TokenError, SyntaxError, TypeError, RecursionError, MemoryError) as error:
-            raise ValueError("it has no readable header") from error
 
 
 def read_ids(path: Path) -> tuple[str, ...]:
@@ -261,29 +184,6 @@ def ids_beside(path: Path) -> Path:
         if place.is_file():
             return place
     raise UserError(f"{path} holds no ids: give a file with one a line by --ids, or as {path.stem}_ids.txt beside it")
-
-
-def open_hdf5(path: str | Path, mode: str = "r") -> Any:
-    with extra_needed("exchange", f"{path}: h5py is not installed"):
-        import h5py  # type: ignore[import-untyped]
-    return h5py.File(path, mode)
-
-
-def hdf5_dataset(file: Any, name: str) -> Any:
-    """Refuses datasets with gaps, and those in other files, which the digest would not cover."""
-    found = file[name]
-    if not hasattr(found, "shape"):
-        raise ValueError(f"{name} is no array")
-    if found.file.filename != file.filename or found.external or found.is_virtual:
-        raise ValueError(f"{name} lies in another file")
-    if found.chunks is None:
-        lacks = found.nbytes > found.id.get_storage_size()
-    else:
-        lengths = zip(found.shape, found.chunks, strict=True)
-        lacks = found.id.get_num_chunks() < math.prod(-(-length // chunk) for length, chunk in lengths)
-    if lacks:
-        raise ValueError(f"{name} was never written as a whole: what it lacks would be read as zeros")
-    return found
 
 
 def _look_into_hdf5(
@@ -326,21 +226,7 @@ def _ids_within(file: Any) -> tuple[str, ...]:
     name = next((name for name in IDS if name in file), None)
     if name is None:
         raise ValueError(f"it has no dataset {' or '.join(IDS)}: give a file with one id a line by --ids")
-    return _texts(file, name)
-
-
-def hdf5_texts(path: Path, name: str) -> tuple[str, ...]:
-    """Reads a dataset of texts."""
-    with reading(path), open_hdf5(path) as file:
-        return _texts(file, name)
-
-
-def _texts(file: Any, name: str) -> tuple[str, ...]:
-    found = hdf5_dataset(file, name)
-    if found.shape is None:
-        raise ValueError(f"its dataset {name} is empty")
-    values = np.asarray(found[()]).ravel().tolist()
-    return tuple(value.decode() if isinstance(value, bytes) else str(value) for value in values)
+    return hdf5_texts_of(file, name)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,9 @@ from typing import Any, BinaryIO
 
 from xmodal.errors import UserError
 from xmodal.raw.archives import LARGEST
+from xmodal.raw.json_values import JsonRecord
 from xmodal.raw.raw_files import Raw
-from xmodal.raw.readers import JsonRecord, matched
+from xmodal.raw.readers import matched
 
 JPEG = b"\xff\xd8\xff"
 Frame = tuple[int, int]  # begin and bytes without padding
