@@ -80,14 +80,10 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> st
     corpus, counts, features = made.corpus, made.records.totals["counts"], made.features
     files = configs[0].files if configs else {}
     about = [{"config_name": c.name, "default": c is configs[0], "data_files": c.data_files} for c in configs]
-    hub, sections = card.hub, {**dict.fromkeys(SECTIONS, ""), **card.sections}
+    hub, sections = card.hub, _sections(card, corpus)
     if not may(corpus, "annotations", "all"):
         hub = re.sub(r"^license: .*$", "license: other", hub, flags=re.MULTILINE)
-    for part in PARTS:
-        sections[(ELSEWHERE if may(corpus, part, "all") else PARTS)[part]] = ""
-    lines = sections["Columns"].splitlines()
-    note = " ".join(line for line in lines if not line.startswith("|")).strip()
-    columns = ((re.match(r"\| `(\w+)`", line), line) for line in lines if may(corpus, "annotations", "ids"))
+    columns, note = _columns(sections["Columns"], corpus)
     array, is_ragged = _first_array(features[0]) if features else ("", False)
     locks = (
         f"- {part}: `{output.folder}`, {lock_name(part)} has sha256 `{output.config['lock_sha256']}`"
@@ -108,7 +104,7 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> st
         "config": configs[0].name if configs else "",
         "split": next((split for split in ("train", *files) if split in files), ""),
         "splits": "\n".join(_split_lines(configs, counts)),
-        "columns": "\n".join(line for found, line in columns if found and may_column(corpus, found[1])),
+        "columns": "\n".join(columns),
         "about_columns": f" {note}" if note else "",
         "features": "\n".join(f"- `{output.folder}`: {store_settings(output)}" for output in features),
         "store": features[0].folder if features else "",
@@ -119,6 +115,22 @@ def fill_card(card: Card, made: Publication, configs: list[DatasetConfig]) -> st
         "provenance": "\n".join([f"- records: `{made.records.folder}`", *locks]),
     }
     return _filled(facts)
+
+
+def _sections(card: Card, corpus: Corpus) -> dict[str, str]:
+    """All sections; empty are those that the card lacks, and of what is there or elsewhere the one that is wrong."""
+    sections = {**dict.fromkeys(SECTIONS, ""), **card.sections}
+    for part in PARTS:
+        sections[(ELSEWHERE if may(corpus, part, "all") else PARTS)[part]] = ""
+    return sections
+
+
+def _columns(section: str, corpus: Corpus) -> tuple[list[str], str]:
+    """The lines on columns that may be published, and what is said beside them."""
+    lines = section.splitlines()
+    columns = ((re.match(r"\| `(\w+)`", line), line) for line in lines if may(corpus, "annotations", "ids"))
+    note = " ".join(line for line in lines if not line.startswith("|")).strip()
+    return [line for found, line in columns if found and may_column(corpus, found[1])], note
 
 
 def _filled(facts: Mapping[str, object]) -> str:

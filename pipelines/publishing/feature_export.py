@@ -87,23 +87,13 @@ def export_features(
     store = FeatureStore(features, array)
     is_of_regions = regions_file(0) in store.output.files and store.spec.name == store.names[0]
     regions = RegionStore(store.output) if is_of_regions else None
-    wanted: Sequence[str] = read_ids(ids) if ids else store.ids
     if change := changed_media(store.output, corpus or _corpus_of(store.output)):
         show.say(f"warning: {change}")
-    if split:
-        named: dict[str, Any] = {"corpus": corpus} if corpus else {}
-        records = find_output(store.output.storage.url, "records", fits=partial(may_share_media, store.output), **named)
-        there = splits(records)
-        if split not in there:
-            raise UserError(f"there is no split {split!r}; there are: {', '.join(sorted(there))}")
-        wanted = there[split]
+    wanted, records = _items_wanted(store, ids, split, corpus)
     present = [id for id in wanted if id not in store.absent]
-    lines: dict[str, Sequence[str]] = {f"{out.stem}_ids.txt": present} if out.suffix == ".npy" else {}
-    if split and out.name.endswith("_ims.npy"):
-        lines[f"{out.name.removesuffix('_ims.npy')}_caps.txt"] = _five_captions(records, split, present)
     words, lost = _words(regions, out) if regions else ({}, [])
+    lines = _lines_of_items(present, records, split, out) | words
     regions = regions if writer_for(out) else None
-    lines |= words
     beside = (*lines, *(names_beside(out) if regions else ()))
     _refuse_to_export(store, present, out, beside, regions is not None)
     with show.over("export", total=len(present), unit="items") as tick:
@@ -118,6 +108,31 @@ def export_features(
         "row_shape": list(store.spec.row_shape),
         "ragged": store.spec.ragged,
     }
+
+
+def _items_wanted(
+    store: FeatureStore, ids: Path | None, split: str | None, corpus: str | None
+) -> tuple[Sequence[str], Output | None]:
+    """The ids of a split with the records that it is in; else of a file, or all."""
+    wanted = read_ids(ids) if ids else store.ids
+    if not split:
+        return wanted, None
+    named: dict[str, Any] = {"corpus": corpus} if corpus else {}
+    records = find_output(store.output.storage.url, "records", fits=partial(may_share_media, store.output), **named)
+    there = splits(records)
+    if split not in there:
+        raise UserError(f"there is no split {split!r}; there are: {', '.join(sorted(there))}")
+    return there[split], records
+
+
+def _lines_of_items(
+    ids: Sequence[str], records: Output | None, split: str | None, out: Path
+) -> dict[str, Sequence[str]]:
+    """The lines of files beside an .npy: its ids, and captions beside x_ims.npy of a split."""
+    lines: dict[str, Sequence[str]] = {f"{out.stem}_ids.txt": ids} if out.suffix == ".npy" else {}
+    if records and split and out.name.endswith("_ims.npy"):
+        lines[f"{out.name.removesuffix('_ims.npy')}_caps.txt"] = _five_captions(records, split, ids)
+    return lines
 
 
 def _words(regions: RegionStore, out: Path) -> tuple[dict[str, Sequence[str]], list[str]]:

@@ -122,35 +122,14 @@ def describe(
         counts[{"image": "pictures", "clip": "clips"}[item.kind]] += 1
         places[item.id] = (EVERY, *belongs.get(item.id, ()))
     parts = {name: _Counted() for name in (EVERY, *dataset.splits)}
-    captions, split = Counter[str](), tokenizer(TOKENIZER)
-    for caption in read_rows(records, Caption):
-        tick(1)
-        if caption.source != HUMAN:
-            counts[f"captions by {caption.source}"] += 1
-            continue
-        captions[caption.item] += 1
-        words = split(caption.text)
-        for name in places[caption.item]:
-            parts[name].of_caption[len(words)] += 1
-            parts[name].words.update(words)
-    for item_id, names in places.items():
-        for name in names:
-            parts[name].of_item[captions[item_id]] += 1
+    counts.update(_count_captions(records, places, parts, tick))
     lengths = {f"{o.stage}/{o.identity}": _lengths(FeatureStore(o), places) for o in dataset.features}
     matches = _plausible(dataset)
     shared = {f"{o.stage}/{o.identity}": _shared_words(o, places, parts) for o in made_captions(records)}
     made = tuple(
-        SplitStatistics(
+        _split_statistics(
             name,
-            items=part.of_item.total(),
-            silent=part.of_item[0],
-            captions=part.of_caption.total(),
-            first_five=sum(min(number, CAPTIONS_OF_PAPERS) * items for number, items in part.of_item.items()),
-            captions_per_item=_spread(part.of_item),
-            words_per_caption=_spread(part.of_caption),
-            tokens=_total(part.of_caption),
-            vocabulary=len(part.words),
-            frequent=sum(count >= FREQUENT for count in part.words.values()),
+            part,
             lengths={store: of[name] for store, of in lengths.items() if name in of},
             plausible=matches.get(name),
             semantics={output: of[name] for output, of in shared.items() if name in of},
@@ -172,6 +151,54 @@ def _belongs(records: Output) -> dict[str, tuple[str, ...]]:
             names = (*found.get(item, ()), name)
             found[item] = shared.setdefault(names, names)
     return found
+
+
+def _count_captions(
+    records: Output,
+    places: Mapping[str, Sequence[str]],
+    parts: Mapping[str, _Counted],
+    tick: Callable[[int], None],
+) -> Counter[str]:
+    """Counts captions by people in `parts`, and returns the number of those by each other source."""
+    captions, others, split = Counter[str](), Counter[str](), tokenizer(TOKENIZER)
+    for caption in read_rows(records, Caption):
+        tick(1)
+        if caption.source != HUMAN:
+            others[f"captions by {caption.source}"] += 1
+            continue
+        captions[caption.item] += 1
+        words = split(caption.text)
+        for name in places[caption.item]:
+            parts[name].of_caption[len(words)] += 1
+            parts[name].words.update(words)
+    for item_id, names in places.items():
+        for name in names:
+            parts[name].of_item[captions[item_id]] += 1
+    return others
+
+
+def _split_statistics(
+    name: str,
+    part: _Counted,
+    lengths: Mapping[str, Spread],
+    plausible: PlausiblePairs | None,
+    semantics: Mapping[str, SharedWords],
+) -> SplitStatistics:
+    return SplitStatistics(
+        name,
+        items=part.of_item.total(),
+        silent=part.of_item[0],
+        captions=part.of_caption.total(),
+        first_five=sum(min(number, CAPTIONS_OF_PAPERS) * items for number, items in part.of_item.items()),
+        captions_per_item=_spread(part.of_item),
+        words_per_caption=_spread(part.of_caption),
+        tokens=_total(part.of_caption),
+        vocabulary=len(part.words),
+        frequent=sum(count >= FREQUENT for count in part.words.values()),
+        lengths=lengths,
+        plausible=plausible,
+        semantics=semantics,
+    )
 
 
 def _others(records: Output) -> Counter[str]:

@@ -39,7 +39,7 @@ from xmodal.models.scan import SCANConfig
 from xmodal.models.vsepp import VSEPPConfig
 from xmodal.raw.tensor_files import NotTensors, read_tensor_file
 from xmodal.recipes import Config, Features, Pixels, View
-from xmodal.text.vocabularies import load_vocabulary
+from xmodal.text.vocabularies import ReleasedVocabulary, Vocabulary, load_vocabulary
 from xmodal.training.finetuning import WithBackbone
 from xmodal.training.picture_crops import ClipReader, PictureReader, PixelReader
 from xmodal.training.run_setup import Setup
@@ -102,25 +102,14 @@ def evaluate(
     extended: Path | None = None,
 ) -> Report:
     check_device(setup.device)
-    path, words = released.path, load_vocabulary(vocabulary)
-    if len(words) != released.inputs.text_width:
-        raise UserError(
-            f"{vocabulary} has {len(words):,} words, but {path} was trained with {released.inputs.text_width:,}: "
-            "give the vocabulary that was released with it"
-        )
+    path, words = released.path, _load_words(vocabulary, released)
     if distance is not None:
         released = replace(released, config=with_distance(released.config, distance, released.layout))
     tables = setup.tables(view.corpus)
     store = setup.store(visual.stage, tables)
     examples = Examples.of(tables, view, store, words)
     try:
-        if visual.stage in ("pixels", FRAMES):
-            reader: Reader = _pixel_reader(released, examples, store, visual)
-            scorer: nn.Module = released.build_with_trunk()
-            cnn = f"the {released.network} in the file"
-        else:
-            cnn = _network_of_features(released, store)
-            reader, scorer = Reader(examples, store, visual), released.build()
+        scorer, reader, cnn = _scorer_and_reader(released, examples, store, visual)
     except UserError as trouble:
         raise UserError(f"{path} ({released.layout}) {trouble}") from trouble
     scorer.to(setup.device)
@@ -138,6 +127,27 @@ def evaluate(
         features=f"{visual.stage}/{store.output.identity}",
         weights=cnn,
     )
+
+
+def _load_words(vocabulary: Path, released: Released) -> Vocabulary | ReleasedVocabulary:
+    words = load_vocabulary(vocabulary)
+    if len(words) != released.inputs.text_width:
+        raise UserError(
+            f"{vocabulary} has {len(words):,} words, but {released.path} was trained with "
+            f"{released.inputs.text_width:,}: give the vocabulary that was released with it"
+        )
+    return words
+
+
+def _scorer_and_reader(
+    released: Released, examples: Examples, store: FeatureStore, visual: Features
+) -> tuple[nn.Module, Reader, str]:
+    """The model, the reader of what it looks at, and the name of the CNN."""
+    if visual.stage in ("pixels", FRAMES):
+        reader = _pixel_reader(released, examples, store, visual)
+        return released.build_with_trunk(), reader, f"the {released.network} in the file"
+    cnn = _network_of_features(released, store)
+    return released.build(), Reader(examples, store, visual), cnn
 
 
 def _pixel_reader(released: Released, examples: Examples, store: FeatureStore, visual: Features) -> PixelReader:

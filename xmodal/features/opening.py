@@ -36,12 +36,13 @@ def open_features(
         )
     settings = [network_setting(stage, network)] if network else []
     of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
+    command = build_command(root, of, stage, settings)
     found = [] if identity else [one for one in filter(fits, find(root, stage)) if is_by(one, network)]
     among = covering_all_items(found, records)
     if found and not among:
         raise UserError(
             f"{of} in {root} has no {stage} but scores of classes, which tags are made of: build it first "
-            f"({build_command(root, of, stage, settings)}), or name these by --features {found[0].identity}"
+            f"({command}), or name these by --features {found[0].identity}"
         )
     meant = {output.folder for output in among}
     store = FeatureStore(
@@ -50,16 +51,21 @@ def open_features(
     if not fits(store.output):
         raise UserError(
             f"{store.output.where} has features of the media set {media_set_of(store.output)!r}, but {of} is of "
-            f"{records.config['media_set']!r}: name other features, or build them "
-            f"({build_command(root, of, stage, settings)})"
+            f"{records.config['media_set']!r}: name other features, or build them ({command})"
         )
     if not is_by(store.output, network):
-        found, command = store.provenance["network"], build_command(root, of, stage, settings)
+        other = store.provenance["network"]
         raise UserError(
-            f"{store.output.where} has features by {found}, not by the recipe's {network}: build these "
-            f"({command}), or take those (--set visual.network={found})"
+            f"{store.output.where} has features by {other}, not by the recipe's {network}: build these "
+            f"({command}), or take those (--set visual.network={other})"
         )
-    if model is not None and not store.spec.row_shape:
+    if model is not None:
+        _refuse_to_train(store, model)
+    return store
+
+
+def _refuse_to_train(store: FeatureStore, model: object) -> None:
+    if not store.spec.row_shape:
         raise UserError(f"{store.output.where} has no features to train from, but {store.output.stage}")
     is_one_position = not store.spec.ragged and math.prod(store.spec.row_shape[:-1]) == 1
     if is_one_position and isinstance(model, Positional) and model.looks_at_positions:
@@ -67,7 +73,6 @@ def open_features(
             f"{store.output.where} has one position an item, and {type(model).__name__.removesuffix('Config')} chooses "
             "among several: name features of frames or of a grid (--set resnet.output=grid)"
         )
-    return store
 
 
 def is_by(features: Output, network: str) -> bool:
