@@ -130,63 +130,78 @@ def published(tmp_path: Path) -> tuple[Corpus, Path]:
     return replace(load(str(CORPUS)), counts={}), raw
 
 
-def test_a_new_file_is_a_stage_of_every_command(folder: Path, published: tuple[Corpus, Path], tmp_path: Path) -> None:
-    corpus, raw = published
-    given = small(tmp_path)
-    assert given["settings"]["toy_tints.side"] == 8
-    palette = given["files"]["toy_palette"]
+@pytest.fixture
+def options(folder: Path, published: tuple[Corpus, Path], tmp_path: Path) -> BuildOptions:
     settings = parse_settings(["toy_tints.side=8"], {kind.name: kind.config() for kind in stages.all()})
-    assert settings == {"toy_tints.side": 8}
+    palette = small(tmp_path)["files"]["toy_palette"]
+    storage = open_storage(str(tmp_path / "root"))
+    return BuildOptions(storage, raw=published[1], settings=settings, files={"toy_palette": palette})
+
+
+def test_a_new_file_is_a_stage_of_every_list(
+    options: BuildOptions, published: tuple[Corpus, Path], tmp_path: Path
+) -> None:
+    assert small(tmp_path)["settings"]["toy_tints.side"] == 8
+    assert options.settings == {"toy_tints.side": 8}
     assert "toy_tints" in stages.targets()
-    assert "toy_tints" in stages_of(replace(corpus, kinds=frozenset({"image"})))
-    assert "toy_tints" not in stages_of(replace(corpus, kinds=frozenset({"clip"})))
-    options = BuildOptions(open_storage(str(tmp_path / "root")), raw=raw, settings=settings)
-    target = [f"{CORPUS}/toy_tints"]
-    given_both = replace(options, files={"toy_palette": palette})
-    assert unread(given_both, ["toy_tints"]) == []
-    assert unread(given_both, ["vocabulary"]) == ["toy_tints.side", "--file toy_palette"]
-
-    before = plan(parse_targets(target, options, {}))
-    assert [row["stage"] for row in before] == ["sources", "records", "media", "toy_tints"]
-    assert before[-1]["waits_for"] == "records and media"
-    with pytest.raises(UserError, match="toy_tints need a palette: --file toy_palette=FILE"):
-        build_stages(CorpusBuild(options, corpus), ["toy_tints"])
-    assert status(options.storage)["outputs"] == [], "it is refused before anything is fetched"
-
-    options = replace(options, files={"toy_palette": palette})
-    build_stages(CorpusBuild(options, corpus), ["records", "media"])
-    (planned,) = plan(parse_targets(target, options, {}))
-    assert (planned["units"], planned["done"], planned["writes"]) == (2, 0, 8 * 3 * 4)
-    module = sys.modules["pipelines.stages.toy_tints"]
-    module.BUSY.add("now")
-    (row,) = build_stages(CorpusBuild(options, corpus), ["toy_tints"])
-    assert (row["planned"], row["absent"], row["retry"]) == (8, 8, ["unreadable"])
-    module.BUSY.clear()
-    assert retry_units(CorpusBuild(options, corpus), "toy_tints") | {"path": ""} == {
-        "tried": 8,
-        "recovered": 8,
-        "path": "",
-        "unfinished": [],
-        "of": "pictures",
-    }
-    (row,) = build_stages(CorpusBuild(options, corpus), ["toy_tints"])
-    assert (row["built"], row["absent"]) == (False, 0)
-
-    (told,) = [each for each in status(options.storage)["outputs"] if each["stage"] == "toy_tints"]
-    assert (told["complete"], told["of"], told["config"]["side"]) == (True, "pictures", 8)
-    store = xmodal.open(options.storage.url, "pictures").store()
-    assert isinstance(store, FeatureStore)
-    np.testing.assert_allclose(store.read(["p003"]), [[2 * 90, 2 * 90, 2 * 10]], atol=8)  # of JPEG
-    assert [output.stage for output in feature_stores(corpus, options.storage)] == ["toy_tints"]
-    palette.write_bytes(b"\x03")
-    (other,) = build_stages(CorpusBuild(options, corpus), ["toy_tints"])
-    assert other["identity"] != row["identity"], "another file of weights is another identity"
+    assert "toy_tints" in stages_of(replace(published[0], kinds=frozenset({"image"})))
+    assert "toy_tints" not in stages_of(replace(published[0], kinds=frozenset({"clip"})))
+    assert unread(options, ["toy_tints"]) == []
+    assert unread(options, ["vocabulary"]) == ["toy_tints.side", "--file toy_palette"]
     np.save(tmp_path / "x.npy", np.zeros((2, 4), np.float32))
     (tmp_path / "x_ids.txt").write_text("a\nb\n")
     with pytest.raises(UserError, match="--name toy_tints: that is the name of a stage"):
         import_features(
             options.storage, "toy_tints", open_foreign(tmp_path / "x.npy"), (), serial, ProgressLine(quiet=True)
         )
+
+
+def test_a_new_stage_is_planned_and_asks_for_its_file_before_anything_is_fetched(
+    options: BuildOptions, published: tuple[Corpus, Path]
+) -> None:
+    without, target = replace(options, files={}), [f"{CORPUS}/toy_tints"]
+    before = plan(parse_targets(target, without, {}))
+    assert [row["stage"] for row in before] == ["sources", "records", "media", "toy_tints"]
+    assert before[-1]["waits_for"] == "records and media"
+    with pytest.raises(UserError, match="toy_tints need a palette: --file toy_palette=FILE"):
+        build_stages(CorpusBuild(without, published[0]), ["toy_tints"])
+    assert status(options.storage)["outputs"] == []
+    build_stages(CorpusBuild(options, published[0]), ["records", "media"])
+    (planned,) = plan(parse_targets(target, options, {}))
+    assert (planned["units"], planned["done"], planned["writes"]) == (2, 0, 8 * 3 * 4)
+
+
+def test_a_new_stage_is_built_and_tried_again(options: BuildOptions, published: tuple[Corpus, Path]) -> None:
+    work = CorpusBuild(options, published[0])
+    build_stages(work, ["records", "media"])
+    module = sys.modules["pipelines.stages.toy_tints"]
+    module.BUSY.add("now")
+    (row,) = build_stages(work, ["toy_tints"])
+    assert (row["planned"], row["absent"], row["retry"]) == (8, 8, ["unreadable"])
+    module.BUSY.clear()
+    assert retry_units(CorpusBuild(options, published[0]), "toy_tints") | {"path": ""} == {
+        "tried": 8,
+        "recovered": 8,
+        "path": "",
+        "unfinished": [],
+        "of": "pictures",
+    }
+    (row,) = build_stages(CorpusBuild(options, published[0]), ["toy_tints"])
+    assert (row["built"], row["absent"]) == (False, 0)
+
+
+def test_what_a_new_stage_makes_is_read_and_published(options: BuildOptions, published: tuple[Corpus, Path]) -> None:
+    corpus, _ = published
+    (row,) = build_stages(CorpusBuild(options, corpus), ["toy_tints"])
+    (told,) = [each for each in status(options.storage)["outputs"] if each["stage"] == "toy_tints"]
+    assert (told["complete"], told["of"], told["config"]["side"]) == (True, "pictures", 8)
+    store = xmodal.open(options.storage.url, "pictures").store()
+    assert isinstance(store, FeatureStore)
+    np.testing.assert_allclose(store.read(["p003"]), [[2 * 90, 2 * 90, 2 * 10]], atol=8)  # of JPEG
+    assert [output.stage for output in feature_stores(corpus, options.storage)] == ["toy_tints"]
+    options.files["toy_palette"].write_bytes(b"\x03")
+    (other,) = build_stages(CorpusBuild(options, corpus), ["toy_tints"])
+    assert other["identity"] != row["identity"], "another file of weights is another identity"
 
 
 def test_a_corpus_without_its_kind_is_refused_before_anything_is_fetched(
