@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 from pipelines.commands import Result
 
+MOST_FOLDERS = 10
+
 
 def counts(named: Mapping[str, int]) -> str:
     """The totals; those of each split are in the JSON. Records count a row of `splits` for each item of a split."""
@@ -26,10 +28,11 @@ def size(number: float) -> str:
     return f"{number:.0f} bytes"
 
 
-def absent(folders: Result, most: int = 10) -> list[str]:
+def absent(folders: Result) -> list[str]:
     """The folders with most absent files; all are in the JSON."""
     lines = [f"absent: {of['absent']:,} of {of['files']:,} in {name}" for name, of in folders.items()]
-    return lines[:most] + ([f"and in {len(folders) - most:,} more folders"] if len(folders) > most else [])
+    more = len(folders) - MOST_FOLDERS
+    return lines[:MOST_FOLDERS] + ([f"and in {more:,} more folders"] if more > 0 else [])
 
 
 def features(result: Result) -> str:

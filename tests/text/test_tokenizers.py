@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from hypothesis import strategies as st
 from xmodal.batches.reader import shortened
 from xmodal.errors import UserError
 from xmodal.text import tokenizers, vocabularies
-from xmodal.text.tokenizers import count_words, noun_phrases, tokenized, tokenizer
+from xmodal.text.tokenizers import count_words, tokenized, tokenizer
 from xmodal.text.vocabularies import END, SPECIALS, START, UNKNOWN, Vocabulary
 
 DATA = Path(__file__).parents[3] / "shared/data"
@@ -216,46 +215,3 @@ def test_coco_has_the_words_that_the_spec_counted(
     assert len(counts) == types
     assert words in (None, counts.total())
     assert frequent in (None, len(Vocabulary.of_counts(counts.items(), name, 4)) - len(SPECIALS))
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> str:
-    """A model on disk that knows one grammar: articles and adjectives before a noun, which is what follows them."""
-    spacy = pytest.importorskip("spacy")
-
-    def parse(doc: Any) -> Any:
-        before: list[Any] = []
-        for word in doc:
-            word.pos_, word.dep_, word.head = "VERB", "ROOT", doc[0]
-            if word.text.lower() in ("a", "the", "red"):
-                before.append(word)
-            elif before:
-                word.pos_, word.dep_ = "NOUN", "nsubj"
-                for other in before:
-                    other.pos_, other.dep_, other.head = "DET", "det", word
-                before = []
-        return doc
-
-    spacy.Language.component("toy_parser", func=parse)
-    english = spacy.blank("en")
-    english.add_pipe("toy_parser", name="parser")
-    english.to_disk(tmp_path / "model")
-    return str(tmp_path / "model")
-
-
-def test_noun_phrases_are_stretches_of_their_captions(model: str) -> None:
-    captions = ["sees A red dog near the sea.", "", "runs", "🐶 saw the cat"]
-    found = [
-        [caption[begin:end] for begin, end in phrases]
-        for caption, phrases in zip(captions, noun_phrases(captions, model), strict=True)
-    ]
-    assert found == [["A red dog", "the sea"], [], [], ["the cat"]]
-
-
-def test_where_no_model_is_it_is_said_how_to_get_one(tmp_path: Path) -> None:
-    spacy = pytest.importorskip("spacy")
-    with pytest.raises(UserError, match="need spaCy's model en_core_none: python -m spacy download en_core_none"):
-        noun_phrases(["a dog"], "en_core_none")
-    spacy.blank("en").to_disk(tmp_path / "blank")
-    with pytest.raises(UserError, match="parses no sentences, so it has no noun phrases"):
-        noun_phrases(["a dog"], str(tmp_path / "blank"))

@@ -49,18 +49,6 @@ def check_names(tokenizer: str, cleaning: str) -> None:
             raise ValueError(f"no {what} {name!r}; there are: {', '.join(known)}")
 
 
-def noun_phrases(captions: Iterable[str], model: str = "en_core_web_sm") -> Iterator[list[tuple[int, int]]]:
-    """Finds where noun phrases begin and end, in characters; `model` is a package or a folder."""
-    try:
-        network = _spacy().load(model, exclude=["ner"])
-    except OSError:
-        raise UserError(f"noun phrases need spaCy's model {model}: python -m spacy download {model}") from None
-    if not network.has_pipe("parser"):
-        raise UserError(f"spaCy's model {model} parses no sentences, so it has no noun phrases: en_core_web_sm does")
-    docs = network.pipe(captions)
-    return ([(phrase.start_char, phrase.end_char) for phrase in doc.noun_chunks] for doc in docs)
-
-
 def _nltk() -> Tokenizer:
     split = _nltk_words()
     return lambda text: split(text.lower())
@@ -95,8 +83,9 @@ def _nltk_words() -> Tokenizer:
 
 def _spacy_words() -> Tokenizer:
     """Makes the rules anew when they remember too many words."""
-    blank = _spacy().blank
-    split = blank("en").tokenizer
+    with extra_needed("text", "the spacy tokenizer needs spaCy"):
+        from spacy import blank
+    split: Any = blank("en").tokenizer
 
     def words(text: str) -> list[str]:
         nonlocal split
@@ -105,12 +94,6 @@ def _spacy_words() -> Tokenizer:
         return [word.text for word in split(text.lower()) if not word.is_space]
 
     return words
-
-
-def _spacy() -> Any:
-    with extra_needed("text", "the spacy tokenizer needs spaCy"):
-        import spacy
-    return spacy
 
 
 def _mrw(text: str) -> str:
