@@ -149,7 +149,8 @@ class CorpusBuild:
         """Numbers of the items and captions that a stage reads; None where a corpus promises none before a parse."""
         if self.knows_items:
             records = self.finished("records")
-            counts = records.totals["counts"] if records else self._parsed.counts if self._parsed else {}
+            parsed = self._parsed.counts if self._parsed else {}
+            counts = records.totals["counts"] if records else parsed
             kinds = Counter(item.kind for item in self.items_of(kind.of))
             return {"captions": 0, **counts, "items": kinds.total(), "clips": kinds["clip"]}
         if items := self.corpus.counts.get("items"):

@@ -70,7 +70,9 @@ def _stages() -> Iterator[Check]:
         asked = {word.arg: ast.literal_eval(word.value) for word in words if word.arg in ("packages", "files")}
         packages, taken = asked.get("packages", ()), [f"--file {name}=PATH" for name in asked.get("files", ())]
         missing = [name for name in packages if importlib.util.find_spec(name) is None]
-        found = [f"without {' and '.join(missing)}"] if missing else [", ".join(packages)] if packages else []
+        found = [", ".join(packages)] if packages else []
+        if missing:
+            found = [f"without {' and '.join(missing)}"]
         found += [f"reads {' and '.join(taken)}"] if taken else []
         if found:
             cures = "; ".join(dict.fromkeys(how_to_install(name) or "" for name in missing))

@@ -31,11 +31,9 @@ def region_sheet(store: RegionStore, id: str, picture: Image.Image, caption: str
     times, drawn = max(1.0, SIDE / max(picture.size)), order[:MOST]
     large = picture.resize((round(picture.width * times), round(picture.height * times)), Image.Resampling.LANCZOS)
     draw_boxes(large, boxes_K4[drawn] * times, [names[place] for place in drawn])
-    title = (
-        f"{len(drawn)} of {len(order)} regions"
-        if order[MOST:]
-        else f"{len(order)} region{'' if len(order) == 1 else 's'}"
-    )
+    title = f"{len(order)} region" if len(order) == 1 else f"{len(order)} regions"
+    if order[MOST:]:
+        title = f"{len(drawn)} of {title}"
     others = f"; not drawn: {', '.join(phrases[place] for place in order[MOST:])}" if order[MOST:] else ""
     return labelled(np.asarray(large), [title], f"{id}: {caption}{others}" if caption or others else id)
 

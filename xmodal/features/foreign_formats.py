@@ -284,7 +284,9 @@ class ForeignItems:
 def _look_at_items(path: Path, kind: str, ids: Path | None, key: str | None) -> ForeignItems:
     if ids is not None:
         raise UserError(f"{path}: its files are named by the ids: leave out --ids")
-    ending = ".npz" if kind == "npz" else f".{key}.npy" if key else ".npy"
+    ending = f".{key}.npy" if key else ".npy"
+    if kind == "npz":
+        ending = ".npz"
     with reading(path):
         files = files_in(path) if path.is_dir() else [path]
         if kind == "tar":

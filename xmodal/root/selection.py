@@ -166,7 +166,9 @@ def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
     is_told = len({*map(tuple, facts)}) == len(outputs) > 1
     in_use = [*map(is_current, outputs)]
     for output, some, is_used in zip(outputs, facts, in_use, strict=True):
-        state = [] if all(in_use) else ["current" if is_used else NOT_IN_USE]
+        state = list[str]()
+        if not all(in_use):
+            state = ["current" if is_used else NOT_IN_USE]
         yield f"{output.identity} ({', '.join(some + state + ([] if is_told else _origin(output)))})"
 
 

@@ -174,7 +174,8 @@ def _captions(cell: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def _labels(cell: Any, where: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Returns names of labels, and the rules by which others are left out."""
     texts, odd = [], []
-    for label in cell if isinstance(cell, list) else (cell.split(";") if isinstance(cell, str) else [cell]):
+    labels = cell.split(";") if isinstance(cell, str) else cell
+    for label in labels if isinstance(labels, list) else [labels]:
         if not isinstance(label, str | int | None) or isinstance(label, bool):
             raise UserError(f"{where}: a label is {label!r:.40}, neither text nor a whole number")
         name = " ".join(str("" if label is None else label).split())
