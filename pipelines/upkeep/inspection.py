@@ -12,7 +12,7 @@ from pipelines.engine.commits import Commits
 from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.ledger import FOLDERS, Ledger, blobs_of, ledgers, lose_blobs
 from pipelines.upkeep.bookkeeping import forget_notes, unreadable_notes
-from pipelines.upkeep.pruning import needed_folders
+from pipelines.upkeep.pruning import is_described, needed_folders
 from xmodal.corpora import Part
 from xmodal.errors import UserError
 from xmodal.root.files import sha256_of
@@ -145,15 +145,9 @@ def verify(storage: Storage, progress: ProgressLine) -> tuple[int, list[Damage]]
 def unfinished(storage: Storage) -> list[str]:
     """The folders of outputs that a build has to finish, but for those that nothing needs."""
     outputs = {output.folder: output for output in directories(storage)}
-    left = [output for output in outputs.values() if not output.complete and _tells(output)]
+    left = [output for output in outputs.values() if not output.complete and is_described(output)]
     needed = needed_folders(outputs)
     return [output.folder for output in left if output.folder in needed and not _is_irregular(output)]
-
-
-def _tells(output: Output) -> bool:
-    with suppress(UserError):
-        return bool(output.about)
-    return False
 
 
 def _is_irregular(output: Output) -> bool:

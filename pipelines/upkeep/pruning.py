@@ -44,7 +44,7 @@ def find_unneeded(storage: Storage, keep: Collection[str] = ()) -> list[Unneeded
     needed = needed_folders(outputs, keep)
     replaced = [output for folder, output in outputs.items() if folder not in needed and _is_over(output)]
     found = [_output(output, _why_replaced(output)) for output in replaced]
-    read = {before for output in outputs.values() if _tells(output) for before in _inputs(output)}
+    read = {before for output in outputs.values() if is_described(output) for before in _inputs(output)}
     tried = [outputs[folder] for folder in sorted(needed - read) if folder.rpartition("/")[2] not in keep]
     found += [_output(output, FAILED) for output in tried if _is_failed(output)]
     blobs = [*_blobs(storage, [outputs[folder] for folder in needed])]
@@ -70,7 +70,7 @@ def needed_folders(outputs: dict[str, Output], keep: Collection[str] = ()) -> se
     """The folders of needed outputs. One that does not tell what it is is left for `verify`."""
     kept = {folder for folder in outputs if folder.rpartition("/")[2] in keep}
     kept |= {before for folder in kept for before in _ancestors(outputs, folder)}
-    known = dict.fromkeys(kept | {folder for folder, output in outputs.items() if not _tells(output)}, True)
+    known = dict.fromkeys(kept | {folder for folder, output in outputs.items() if not is_described(output)}, True)
 
     def is_needed(folder: str) -> bool:
         if folder not in known:
@@ -82,7 +82,8 @@ def needed_folders(outputs: dict[str, Output], keep: Collection[str] = ()) -> se
     return {*filter(is_needed, outputs)}
 
 
-def _tells(output: Output) -> bool:
+def is_described(output: Output) -> bool:
+    """Is false for an output that does not tell what it is."""
     try:
         return bool(output.about)
     except UserError:
@@ -102,7 +103,7 @@ def _ancestors(outputs: dict[str, Output], folder: str) -> Iterator[str]:
 def _is_failed(output: Output) -> bool:
     """Says whether builds of an output, none of them recent, committed no unit, such as by wrong weights."""
     storage, runs = output.storage, f"{output.folder}/_runs"
-    if output.complete or output.stage in FOLDERS.values() or not _tells(output):
+    if output.complete or output.stage in FOLDERS.values() or not is_described(output):
         return False
     logs = [key for name in storage.names(runs) if storage.size(key := f"{runs}/{name}") is not None]
     if any(storage.age(key) <= YOUNG for key in (f"{output.folder}/stage.json", *logs)):

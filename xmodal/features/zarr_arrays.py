@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 
 from xmodal.errors import UserError
 from xmodal.features.feature_spec import FeatureSpec
+from xmodal.raw.array_files import NO_CHUNK
 
 READ_AROUND = 64 * 1024  # bytes of a row from which on reading around a page helps
 LINE = 64  # bytes of a cache line
 HUGE = 2 * 1024 * 1024  # mappings start on such an address, for huge pages
-NO_CHUNK = 2**64 - 1  # offset and length of a missing chunk in a shard's index
 MUCH = 1024 * 1024  # bytes of a batch that are worth a second thread
 PROBES = 4  # rows of a batch that say whether the file is in memory
 
