@@ -16,6 +16,7 @@ from xmodal.losses.adversarial import Discriminator, domain_loss, reversal_stren
 from xmodal.models import Inputs
 from xmodal.models.a3vse import A3VSE, DOMAINS, RECIPES, SMALL, A3VSEConfig, ContextAttention
 from xmodal.recipes import Recipe
+from xmodal.training.optimisers import total
 
 SPARSE = next(recipe for recipe in RECIPES if recipe.unannotated)
 
@@ -186,6 +187,15 @@ def test_without_other_pictures_it_is_its_own_triplet_baseline_bit_for_bit() -> 
         found.append({name: value for name, value in model.state_dict().items() if "discriminators" not in name})
     assert found[0].keys() == found[1].keys()
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+def test_adversaries_are_left_out_under_the_weights_of_all() -> None:
+    """As by `--set model.adversaries=intra_text`, which leaves a recipe's weights as they are."""
+    weights = SPARSE.phases[0].weights
+    recipe = replace(SPARSE, model=replace(SMALL[0], adversaries=("intra_text",)))
+    terms = built(recipe).requires_grad_(False).objective(two_streams(recipe, 0.5))
+    expected = sum(weights[name] * float(terms[name]) for name in ("annotated", "unannotated", "intra_text"))
+    assert float(total(terms, weights)) == pytest.approx(expected)
 
 
 def test_word_vectors_start_the_words_that_have_them() -> None:

@@ -23,7 +23,8 @@ from pipelines.upkeep.corpus_build import CorpusBuild, build_stages
 from tests.clips import gif, numbered
 from tests.evaluation.test_checkpoints import official_state, saved
 from tests.evaluation.test_released import cnn_of
-from tests.toy_root import fit, recipe
+from tests.toy_root import fit, item_id, recipe
+from tests.toy_root import make_root as make_pictures
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_training import ADAM, assert_same_run
 from tests.training.test_training_together import assert_near, processes, train
@@ -37,10 +38,12 @@ from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.networks import ResNet, load
+from xmodal.features.store import FeatureStore
 from xmodal.models import Inputs
 from xmodal.models.pvse import PVSE, PVSEConfig
 from xmodal.progress import Silence
 from xmodal.recipes import Features, Optimiser, Phase, Pixels, Recipe, View
+from xmodal.root.selection import find_output
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import SPECIALS, load_vocabulary
 from xmodal.training import run_folder
@@ -291,6 +294,18 @@ def test_frames_that_are_gone_or_others_are_refused_with_what_to_build(
     with pytest.raises(UserError, match=f"nothing of pvse Table 9 is trained yet: {gone}"):
         reproduce(table, there, Setup(copied), tmp_path / "runs")
     assert not (tmp_path / "run").exists()
+
+
+def test_regions_were_made_of_no_frames(tmp_path: Path) -> None:
+    """Nor are there frames to build of a corpus of pictures."""
+    root = make_pictures(tmp_path, items=20)
+    (tmp_path / "arrays").mkdir()
+    for number in range(20):
+        np.save(tmp_path / f"arrays/{item_id(number)}.npy", np.ones((1 + number % 3, 4), np.float32))
+    given = ["import", str(tmp_path / "arrays"), "--root", root, "--name", "found", "--serial", "--quiet"]
+    assert main(given) == 0
+    with pytest.raises(UserError, match=r"found/\w+ does not say which network made it .*: training from pixels needs"):
+        Setup(root).pictures(FeatureStore(find_output(root, "found")), find_output(root, "records"))
 
 
 # The paper's recipes

@@ -12,8 +12,9 @@ import torch
 from pipelines.cli import main
 from pipelines.commands.data.prune import _kept
 from pipelines.engine.building import build
+from pipelines.engine.stage_kind import Needs
 from pipelines.stages.texts.codebook import CodebookConfig
-from pipelines.stages.texts.sentences import SentencesConfig
+from pipelines.stages.texts.sentences import SentencesConfig, captions_in_order, text_stage
 from tests.made import sentences
 from tests.toy_root import coded, fit, make_root, recipe
 from tests.toy_root import one_thread as one_thread
@@ -24,10 +25,13 @@ from xmodal.batches.batch import ANNOTATED, Batch, Stream
 from xmodal.batches.dataset import open_dataset
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate, open_run
+from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore
 from xmodal.models.two_branch import SimilarityConfig, TwoBranch, TwoBranchConfig
 from xmodal.recipes import Features, Neighbours, Optimiser, Phase, Recipe, Step
-from xmodal.root.selection import find_output
+from xmodal.records.tables import Item, read_rows
+from xmodal.root.outputs import Output
+from xmodal.root.selection import ancestor, find_output
 from xmodal.root.storage import open_storage
 from xmodal.training import run_folder
 from xmodal.training.checkpoint import read_tensors
@@ -128,6 +132,28 @@ def test_captions_as_vectors_are_no_pictures(root: str, tmp_path: Path, stage: s
     with pytest.raises(UserError, match=f"{stage} has a row a caption, not one a picture or clip: name features of th"):
         fit(recipe(visual=Features(stage)), root, str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+def test_rows_of_texts_are_told_by_their_ids_not_by_the_name_of_their_stage(tmp_path: Path) -> None:
+    root = make_root(tmp_path, items=30)
+    records, codebook = find_output(root, "records"), ancestor(coded(root).output, "codebook")
+    assert codebook is not None
+
+    def of_pictures(records: Output) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        ids = tuple(item.id for item in read_rows(records, Item))
+        return ids, ids
+
+    for name, texts_of in {"own_texts": captions_in_order, "own_numbers": of_pictures}.items():
+        needs = Needs({"records": records, "codebook": codebook})
+        build(text_stage(name, SentencesConfig("float32"), needs, 1, texts_of), open_storage(root))
+    with pytest.raises(
+        UserError, match="own_texts has a row a caption, not one a picture or clip: name features of th"
+    ):
+        fit(recipe(visual=Features("own_texts")), root, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    assert open_features(root, "own_numbers", None, records).output.stage == "own_numbers"
+    stages = [features.stage for features in open_dataset(root, "pictures").features]
+    assert sorted(stages) == ["own_numbers", "resnet"]
 
 
 def test_what_a_run_of_vectors_remembers(root: str, alone: str) -> None:

@@ -12,10 +12,10 @@ from xmodal.batches.examples import Examples
 from xmodal.batches.texts import vocabulary
 from xmodal.detection.merged_boxes import merge_groups
 from xmodal.errors import UserError
-from xmodal.features.opening import covering_all_items
+from xmodal.features.opening import covering_all_items, has_rows_of_texts
 from xmodal.features.store import GROUP, ROWS, FeatureStore
 from xmodal.metrics.plausible_matches import PLAUSIBLE, PlausibleMatches
-from xmodal.recipes import OF_CAPTIONS, SENTENCES, Features, Tokens, View
+from xmodal.recipes import SENTENCES, Features, Tokens, View
 from xmodal.records.derived_splits import DrawnSplit, Share
 from xmodal.records.tables import Region, read_rows
 from xmodal.records.views import drawn_splits, members, splits
@@ -199,14 +199,13 @@ def open_dataset(root: str, corpus: str, identity: str | None = None) -> Dataset
     """Opens what is built of a corpus; `identity` is of its records."""
     records = find_output(root, "records", identity, corpus=corpus)
     rows = (output for output in find(root) if output.storage.size(f"{output.folder}/{ROWS}") is not None)
-    made = (output for output in rows if _first_array(output)[0] not in OF_CAPTIONS)
-    return Dataset(root, corpus, records, tuple(output for output in made if _may_be_of(output, records)))
+    return Dataset(root, corpus, records, tuple(output for output in rows if _may_be_of(output, records)))
 
 
 def _may_be_of(features: Output, records: Output) -> bool:
     """Keeps damaged features, which are refused when asked for: others must not take their place."""
     try:
-        return may_share_media(features, records)
+        return may_share_media(features, records) and not has_rows_of_texts(features)
     except UserError:
         return True
 

@@ -4,11 +4,13 @@ import math
 from collections.abc import Mapping
 from functools import partial
 
+import pyarrow.compute as pc
+
 from xmodal.errors import UserError
-from xmodal.features.store import FeatureStore
+from xmodal.features.store import ROWS, FeatureStore
 from xmodal.features.weight_files import OF_FILE
 from xmodal.recipes import OF_CAPTIONS, Positional
-from xmodal.records.tables import Item, read_rows
+from xmodal.records.tables import Item, read_columns, read_rows
 from xmodal.root.identity import fingerprint
 from xmodal.root.outputs import Output, find
 from xmodal.root.selection import (
@@ -30,7 +32,7 @@ def open_features(
     Refuses features of another media set, by another network if one is named, and of one position an item if `model`,
     a config, looks at several. Those of media that have changed since are opened by their identity alone.
     """
-    if stage in OF_CAPTIONS:
+    if stage in OF_CAPTIONS or any(map(has_rows_of_texts, find(root, stage))):
         raise UserError(
             f"{stage} has a row a caption, not one a picture or clip: name features of these (--set visual.stage=STAGE)"
         )
@@ -73,6 +75,16 @@ def _refuse_to_train(store: FeatureStore, model: object) -> None:
             f"{store.output.where} has one position an item, and {type(model).__name__.removesuffix('Config')} chooses "
             "among several: name features of frames or of a grid (--set resnet.output=grid)"
         )
+
+
+def has_rows_of_texts(features: Output) -> bool:
+    """Is true of features that were made of records, and have rows that are not of their items but of their texts."""
+    records = ancestor(features, "records")
+    if records is None or ROWS not in features.files:
+        return False
+    ids = read_columns(features, ROWS, "id")["id"]
+    items = read_columns(records, "items.parquet", "id")["id"]
+    return not pc.all(pc.is_in(ids, items.combine_chunks())).as_py()
 
 
 def is_by(features: Output, network: str) -> bool:

@@ -89,6 +89,12 @@ class Inputs:
     instances: int  # training items, or identities if the corpus has them
     word_vectors: NDArray[np.float32] | None = None  # a row a word, NaN if it has none
 
+    def fill_in_vectors(self, words: "Tensor") -> None:
+        """Gives words the vectors that they have, in a table on the CPU; other words stay as they are."""
+        if self.word_vectors is not None:
+            assert words.shape == self.word_vectors.shape
+            np.copyto(words.numpy(), self.word_vectors, where=~np.isnan(self.word_vectors))
+
 
 @runtime_checkable
 class Storing(Protocol):

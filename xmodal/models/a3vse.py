@@ -70,7 +70,7 @@ class A3VSEConfig:
 
     @property
     def joint_width(self) -> int:
-        return self.width if self.attention == "mean" else self.heads * self.width
+        return self.heads * self.width if self.looks_at_positions else self.width
 
     def build(self, inputs: Inputs) -> "A3VSE":
         return A3VSE(self, inputs)
@@ -117,12 +117,9 @@ class A3VSE(nn.Module):
         for name, parameter in (*self.regions.named_parameters(), *self.text.named_parameters()):
             nn.init.zeros_(parameter) if "bias" in name else nn.init.xavier_uniform_(parameter)
         nn.init.xavier_uniform_(self.words.weight)
-        if inputs.word_vectors is not None:
-            vectors = torch.from_numpy(inputs.word_vectors)
-            self.words.weight.data.copy_(torch.where(vectors.isnan(), self.words.weight, vectors))
-        attends = config.attention != "mean"
-        self.visual_attention = ContextAttention(config) if attends else None
-        self.text_attention = ContextAttention(config) if attends else None
+        inputs.fill_in_vectors(self.words.weight.data)
+        self.visual_attention = ContextAttention(config) if config.looks_at_positions else None
+        self.text_attention = ContextAttention(config) if config.looks_at_positions else None
         # last, so that the encoders start as those of the model without them
         self.discriminators = nn.ModuleDict(
             {name: Discriminator(config.joint_width, config.discriminator_width) for name in config.adversaries}
@@ -155,13 +152,13 @@ class A3VSE(nn.Module):
         return self.visual_attention.weights(Padded(self.regions(visual.zero_padded()), visual.lengths)).mT
 
     def objective(self, batch: Batch) -> dict[str, Tensor]:
-        """Without un-annotated pictures only the loss of the annotated ones is left."""
+        """Without un-annotated pictures only the loss of the annotated ones is left; adversaries left out have 0."""
         config, stream, other = self.config, batch.streams[ANNOTATED], batch.streams.get(UNANNOTATED)
         rows = dict(zip((PICTURE, CAPTION), self._gathered(stream), strict=True))
         with torch.autocast(rows[PICTURE].device.type, enabled=False):  # a margin is finer than half precision
             annotated = self._triplets(rows[PICTURE], rows[CAPTION], stream, config.margin)
         off = annotated.new_zeros(())
-        terms = {"annotated": annotated, "unannotated": off} | dict.fromkeys(config.adversaries, off)
+        terms = {"annotated": annotated, "unannotated": off} | dict.fromkeys(DOMAINS, off)
         if other is None:
             return terms
         rows |= zip((OTHER_PICTURE, SEMANTICS), self._gathered(other), strict=True)

@@ -51,10 +51,7 @@ class DeViSE(nn.Module):
         self.sentence = nn.GRU(config.word_width, config.width // 2, batch_first=True, bidirectional=True)
         if inputs.word_vectors is None:
             nn.init.xavier_uniform_(self.words.weight)
-            return
-        vectors = torch.from_numpy(inputs.word_vectors)
-        assert vectors.shape == self.words.weight.shape
-        self.words.weight.data.copy_(torch.where(vectors.isnan(), self.words.weight, vectors))  # N(0, 1) if unknown
+        inputs.fill_in_vectors(self.words.weight.data)  # N(0, 1) if unknown
 
     def encode_visual(self, visual: Padded) -> Tensor:
         return normalize(self.image(visual.average()), dim=1)

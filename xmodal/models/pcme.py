@@ -84,10 +84,7 @@ class PCME(nn.Module):
         self.scale, self.shift = (nn.Parameter(torch.tensor([float(one)])) for one in (config.scale, config.shift))
         if inputs.word_vectors is None:
             nn.init.xavier_uniform_(self.words.weight)
-            return
-        vectors_NW = torch.from_numpy(inputs.word_vectors)
-        assert vectors_NW.shape == self.words.weight.shape
-        self.words.weight.data.copy_(torch.where(vectors_NW.isnan(), self.words.weight, vectors_NW))
+        inputs.fill_in_vectors(self.words.weight.data)
 
     def encode_visual(self, visual: Padded) -> Gaussians:
         return self._for_scores(self.image_gaussians(visual), seed=0)

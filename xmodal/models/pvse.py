@@ -128,10 +128,7 @@ class PVSE(nn.Module):
             nn.init.zeros_(self.image.bias)
         if inputs.word_vectors is None:  # docs/models.md#pvse-encoders
             nn.init.xavier_uniform_(self.words.weight)
-            return
-        vectors = torch.from_numpy(inputs.word_vectors)
-        assert vectors.shape == self.words.weight.shape
-        self.words.weight.data.copy_(torch.where(vectors.isnan(), self.words.weight, vectors))  # N(0, 1) if unknown
+        inputs.fill_in_vectors(self.words.weight.data)  # N(0, 1) if unknown
 
     def encode_visual(self, visual: Padded) -> Tensor:
         return self._compared(self._visual(visual))

@@ -123,11 +123,8 @@ class SCAN(nn.Module):
 
     def attention_of_words(self, visual: Padded, text: Padded) -> Tensor:
         """(L, words): of one image and one caption, how much each word looks at each region, or each region at it."""
-        images, words, is_of_text = (
-            self.regions(visual),
-            self.word_states(text),
-            self.config.direction == "text_to_image",
-        )
+        images, words = self.regions(visual), self.word_states(text)
+        is_of_text = self.config.direction == "text_to_image"
         sources, queries = (images, words) if is_of_text else (words, images)
         products_1SQ1 = (sources.values @ queries.values.mT)[..., None]
         weights_SQ = attention(self.config, products_1SQ1, sources.mask, queries.mask[..., None])[0, ..., 0]

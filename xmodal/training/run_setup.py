@@ -149,13 +149,14 @@ class Setup:
 
         if not features.spec.ragged:
             return self.store("pixels", tables)
+        network = network_of(features)  # refuses regions, which were made of no frames
         frames = source_of(features.output, FRAMES, str(tables.config["corpus"]))
         if self.pixels not in (None, frames.identity):
             raise UserError(
                 f"{features.output.where} was made of the frames {frames.identity}, not of {self.pixels}: leave out "
                 "--pixels, or name features of those frames by --features"
             )
-        if (stored := frames.config["short_side"]) < (seen := network_of(features).resize):
+        if (stored := frames.config["short_side"]) < (seen := network.resize):
             self.progress.say(
                 f"the shorter side of stored frames, {stored} pixels, is enlarged to {seen}, as it was for the features"
             )

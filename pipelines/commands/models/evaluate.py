@@ -11,8 +11,9 @@ examples:
   xmodal evaluate --scores sims.npy --corpus coco --root data
   xmodal evaluate --scores found.npy --proposals proposals --corpus flickr30k_entities --root data     of phrases
 
-A file of PVSE, PCME or VSE++ reads features as that paper's recipe does: 7 x 7 x 2048 of its ResNet, or their mean for
-VSE++. Training has moved the CNN of most files: authors' numbers need visual.stage=pixels, of clips frames.
+A file of PVSE, PCME, VSE++ or SCAN reads features as that paper's recipe does: 7 x 7 x 2048 of its ResNet, or their
+mean for VSE++; for SCAN regions. Training has moved the CNN of most other files: authors' numbers need
+visual.stage=pixels, of clips frames.
 """
 
 import json
@@ -26,7 +27,7 @@ WEIGHTS = (".pth", ".pt", ".tar")
 
 def flags(parser: Parser) -> None:
     add = parser.add_argument
-    run = "the folder of a run, or its best.pt; or a file of weights of PVSE, PCME or VSE++"
+    run = "the folder of a run, or its best.pt; or a file of weights of PVSE, PCME, VSE++ or SCAN"
     add("run", type=_flags.path, nargs="?", metavar="RUN|FILE", help=run)
     _flags.root(parser)
     add("--split", help="such as karpathy/val (default: the test split)")
