@@ -178,6 +178,9 @@ class Relative:
     factor: float
     to: str
 
+    def __post_init__(self) -> None:
+        zero_or_more(factor=self.factor)
+
 
 @dataclass(frozen=True)
 class Neighbours:
@@ -258,11 +261,13 @@ class Phase:
     def __post_init__(self) -> None:
         one_or_more(epochs=self.epochs, validate_every=self.validate_every, patience=self.patience)
         known_choices(self)
-        if not self.weights:
-            raise ValueError("a phase needs a term to weigh")
+        if not any(self.weights.values()):
+            raise ValueError("a phase needs a term to weigh, by more than 0")
         for name, weight in self.weights.items():
             if not isinstance(weight, int | float | Relative):
                 raise ValueError(f"the weight of {name!r} is {weight!r}, no number")
+            if not isinstance(weight, Relative):
+                zero_or_more(**{f"the weight of {name!r}": weight})
             if isinstance(weight, Relative) and weight.to not in self.weights.keys() - {name}:
                 raise ValueError(f"{name!r} is weighed relative to {weight.to!r}, which is no other term of the phase")
 
