@@ -167,6 +167,9 @@ class Optimiser:
         if self.rule not in get_args(Rule):
             raise ValueError(f"no optimiser {self.rule!r}; there are: {', '.join(get_args(Rule))}")
         above_zero(learning_rate=self.learning_rate, clip_norm=self.clip_norm)
+        zero_or_more(weight_decay=self.weight_decay, momentum=self.momentum)
+        for pattern, factor in self.multipliers:
+            zero_or_more(**{f"the multiplier of {pattern}": factor})
         if (self.rule == "nesterov" and not self.momentum) or (self.momentum and self.rule not in ("sgd", "nesterov")):
             raise ValueError(f"{self.rule} with momentum {self.momentum}: nesterov needs it, sgd may have it, no other")
 

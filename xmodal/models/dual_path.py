@@ -18,6 +18,7 @@ Where paper and code differ, and what is chosen: docs/models.md#dual-path.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -42,6 +43,7 @@ from xmodal.text.position_codes import all_shifts, shifted
 from xmodal.text.vocabularies import PAD, SPECIALS
 
 EPSILON = 1e-3  # of batch norm, MatConvNet's
+_norm = partial(WholeBatchNorm, epsilon=EPSILON)
 SHIFTS = 256  # codes of texts encoded at once in evaluation
 
 
@@ -75,6 +77,12 @@ class DualPathConfig:
 
     def build(self, inputs: Inputs) -> "DualPath":
         return DualPath(self, inputs)
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.kaiming_normal_(layer.weight)
+    return layer
 
 
 class Block(nn.Module):
@@ -274,16 +282,6 @@ class DualPath(nn.Module):
         return normalize(visual_HD, dim=1) @ normalize(texts_CD, dim=1).T
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, bias=False)
-    nn.init.kaiming_normal_(layer.weight)
-    return layer
-
-
-def _norm(channels: int) -> WholeBatchNorm:
-    return WholeBatchNorm(channels, EPSILON)
-
-
 INSTANCE = {"instance_visual": 1.0, "instance_text": 1.0, "ranking": 0.0}
 BOTH = {"instance_visual": 1.0, "instance_text": 1.0, "ranking": 1.0}
 RANKING = {"instance_visual": 0.0, "instance_text": 0.0, "ranking": 1.0}
@@ -346,8 +344,7 @@ def _first_stage(recipe: Recipe) -> Recipe:
 
 def _changed(recipe: Recipe, name: str, cites: str, **changes: Any) -> Recipe:
     assert isinstance(recipe.model, DualPathConfig)
-    cites = f"{cites}; else {recipe.name}"
-    return replace(recipe, name=name, cites=cites, model=replace(recipe.model, **changes))
+    return replace(recipe, name=name, cites=f"{cites}; else {recipe.name}", model=replace(recipe.model, **changes))
 
 
 def _weighed(recipe: Recipe, name: str, cites: str, *weights: Mapping[str, float]) -> Recipe:
@@ -361,7 +358,7 @@ def _by_networks(recipe: Recipe) -> tuple[Recipe, ...]:
     name = recipe.name.replace("resnet50", "resnet152")
     by_152 = replace(recipe, visual=Features("resnet", network="resnet152"))
     shallow = replace(by_152, name=f"{name}-text50")
-    deep, vgg = _changed(by_152, name, "table III; ResNet-152's depths", depths=DEEP), _by_vgg(recipe, "vgg19")
+    deep, vgg = _changed(by_152, name, "table III; ResNet-152's depths", depths=(3, 8, 36, 3)), _by_vgg(recipe, "vgg19")
     return recipe, deep, vgg, *map(_first_stage, (recipe, deep, vgg, shallow))
 
 
@@ -373,7 +370,6 @@ def _by_vgg(recipe: Recipe, network: str) -> Recipe:
     return replace(recipe, name=name, visual=visual, phases=(first, replace(second, optimiser=optimiser)))
 
 
-DEEP = (3, 8, 36, 3)
 CUHK_PEDES_VGG = _by_vgg(CUHK_PEDES, "vgg16")
 RECIPES = (
     *_by_networks(FLICKR30K),
