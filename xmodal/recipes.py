@@ -167,6 +167,9 @@ class Optimiser:
         if self.rule not in get_args(Rule):
             raise ValueError(f"no optimiser {self.rule!r}; there are: {', '.join(get_args(Rule))}")
         above_zero(learning_rate=self.learning_rate, clip_norm=self.clip_norm)
+        zero_or_more(weight_decay=self.weight_decay, momentum=self.momentum)
+        for pattern, factor in self.multipliers:
+            zero_or_more(**{f"the multiplier of {pattern}": factor})
         if (self.rule == "nesterov" and not self.momentum) or (self.momentum and self.rule not in ("sgd", "nesterov")):
             raise ValueError(f"{self.rule} with momentum {self.momentum}: nesterov needs it, sgd may have it, no other")
 
@@ -177,6 +180,9 @@ class Relative:
 
     factor: float
     to: str
+
+    def __post_init__(self) -> None:
+        zero_or_more(factor=self.factor)
 
 
 @dataclass(frozen=True)
@@ -258,11 +264,13 @@ class Phase:
     def __post_init__(self) -> None:
         one_or_more(epochs=self.epochs, validate_every=self.validate_every, patience=self.patience)
         known_choices(self)
-        if not self.weights:
-            raise ValueError("a phase needs a term to weigh")
+        if not any(self.weights.values()):
+            raise ValueError("a phase needs a term to weigh, by more than 0")
         for name, weight in self.weights.items():
             if not isinstance(weight, int | float | Relative):
                 raise ValueError(f"the weight of {name!r} is {weight!r}, no number")
+            if not isinstance(weight, Relative):
+                zero_or_more(**{f"the weight of {name!r}": weight})
             if isinstance(weight, Relative) and weight.to not in self.weights.keys() - {name}:
                 raise ValueError(f"{name!r} is weighed relative to {weight.to!r}, which is no other term of the phase")
 

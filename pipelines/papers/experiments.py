@@ -163,7 +163,11 @@ def state(experiment: Experiment, available: Available) -> str:
 def missing(experiment: Experiment, available: Available) -> tuple[str, ...]:
     """Lists what the experiment waits for: `corpus mrw`, `recipe sg-coco`."""
     found = [f"corpus {name}" for name in experiment.corpora if name not in available.corpora]
-    found += [f"command {text.split()[0]}" for text in experiment.commands if text.split()[0] not in available.commands]
+    for name in (text.split()[0] for text in experiment.commands):
+        if name not in available.commands:
+            found.append(
+                f"command `xmodal {name}`, which would find what it shows; the runs that it reads can be trained"
+            )
     found += [lack for row in experiment.rows for lack in lacks(row, available)]
     if experiment.recipes:
         found += [f"measure {column!r}" for column in experiment.columns if not is_measured(column)]

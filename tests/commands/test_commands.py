@@ -446,7 +446,7 @@ def test_training_says_how_many_words_it_knows_and_counts_from_one(
     assert "warning" not in said.err
     assert re.search(r"^epoch 1: ", said.err, re.M)
     assert "epoch 0" not in said.err
-    assert "on validation after epoch 1, " in said.out
+    assert "on validation after epoch 1 of phase 1, " in said.out
     (hint,) = re.findall(r"`xmodal ([^`]*)`", said.out)
     assert shlex.split(hint) == ["evaluate", str(tmp_path / "my run"), "--root", trainable]
     again = train(xmodal, trainable, tmp_path / "my run", "text.minimum_count=2", flags=("--quiet",))

@@ -1,5 +1,6 @@
 """A toy of each kind goes through the whole contract, and the papers' recipes can be written down."""
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import FrozenInstanceError, replace
@@ -165,6 +166,9 @@ def test_recipes_are_frozen(value: object, field: str) -> None:
         (ADAM, {"rule": "adamw"}, "no optimiser 'adamw'; there are: adam, amsgrad, adamp, sgd, nesterov"),
         (ADAM, {"learning_rate": 0.0}, "must be above zero"),
         (ADAM, {"clip_norm": 0.0}, "must be above zero"),
+        (ADAM, {"weight_decay": -1.0}, "^weight_decay -1.0 must be 0 or more$"),
+        (ADAM, {"rule": "sgd", "momentum": -0.5}, "^momentum -0.5 must be 0 or more$"),
+        (ADAM, {"multipliers": (("words.*", -1.0),)}, r"^the multiplier of words\.\* -1.0 must be 0 or more$"),
         (ADAM, {"momentum": 0.9}, "amsgrad with momentum 0.9"),
         (ADAM, {"rule": "nesterov"}, "nesterov with momentum 0.0"),
         (PHASE, {"epochs": 0}, "^epochs 0 must be a whole number, 1 or more$"),
@@ -176,6 +180,9 @@ def test_recipes_are_frozen(value: object, field: str) -> None:
         (PIXELS, {"evaluation": "whole"}, "^no evaluation 'whole'; there are: centre, whole_and_flipped$"),
         (PIXELS, {"erase": 1.5}, "^erase 1.5 must be from 0 to 1$"),
         (PHASE, {"weights": {}}, "a term to weigh"),
+        (PHASE, {"weights": {"a": 0.0, "b": 0}}, "a term to weigh"),
+        (PHASE, {"weights": {"a": 1.0, "b": -0.1}}, "^the weight of 'b' -0.1 must be 0 or more$"),
+        (PHASE, {"weights": {"a": math.nan}}, "^the weight of 'a' nan must be 0 or more$"),
         (PHASE, {"weights": {"a": 1.0, "b": Relative(0.1, to="c")}}, "'b' is weighed relative to 'c'"),
         (PHASE, {"weights": {"b": Relative(0.1, to="b")}}, "'b' is weighed relative to 'b'"),
         (RECIPE, {"batch_size": 0}, "^batch_size 0 must be a whole number, 1 or more$"),

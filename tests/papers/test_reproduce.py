@@ -225,7 +225,7 @@ def test_ready_is_what_lacks_nothing() -> None:
         (TINY, replace(ALL, corpora=frozenset()), ["corpus coco"]),
         (TINY, replace(ALL, stages=frozenset()), ["stage resnet"]),
         (replace(TINY, corpora=("mrw",)), ALL, ["corpus mrw"]),
-        (replace(TINY, commands=("search x",)), ALL, ["command search"]),
+        (replace(TINY, commands=("search x",)), ALL, ["command `xmodal search`"]),
         (replace(TINY, commands=("stats coco",)), ALL, []),
         (replace(TINY, rows=(Row("a", "", "vsepp", ("model.layers=2",)),)), ALL, ["setting model.layers=2 of"]),
         (replace(TINY, rows=(Row("a", "", "vsepp", ("model.width=2",)),)), ALL, []),
@@ -247,6 +247,13 @@ def test_a_recipe_that_training_refuses_is_not_ready() -> None:
     assert state(TINY, replace(ALL, recipes={"vsepp": drawn})) == (
         "not yet: no training with a sampler of captions for phrases, or of phrases for captions"
     )
+
+
+def test_a_figure_of_examples_says_what_it_waits_for_and_what_can_be_run() -> None:
+    examples = [each for number in (9, 10, 12, 13, 14, 15) for each in find(f"dual_path figure {number}")]
+    assert {state(each, available()) for each in examples} == {
+        "not yet: no command `xmodal search`, which would find what it shows; the runs that it reads can be trained"
+    }
 
 
 def test_columns_that_evaluation_gives_are_known() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.toy_root import fit, recipe
+from tests.toy_root import make_root as toy_root
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_training import assert_same_run
 from tests.training.test_training_together import CLASSES, classed_root, curve, processes, train
@@ -24,11 +25,15 @@ from xmodal.batches.dataset import open_dataset
 from xmodal.batches.loader import Loader
 from xmodal.batches.reader import Reader
 from xmodal.checks.model_contract import INPUTS
+from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.features.networks import ResNet
 from xmodal.models import Inputs
 from xmodal.models.dual_path import END_TO_END, FLICKR30K, DualPath, DualPathConfig
-from xmodal.recipes import Candidates, Optimiser, Pixels, Recipe, View
+from xmodal.models.two_branch import TwoBranchConfig
+from xmodal.progress import Silence
+from xmodal.recipes import Candidates, Optimiser, Pixels, Recipe, Tokens, View
+from xmodal.text.vocabularies import SPECIALS
 from xmodal.training import optimisers, run_folder
 from xmodal.training.checkpoint import read_tensors
 from xmodal.training.finetuning import WithBackbone, attach_backbone
@@ -242,6 +247,37 @@ def test_classes_are_items_or_what_the_corpus_calls_them(tmp_path: Path) -> None
         outcome = fit(small, root, str(tmp_path / f"run{classes}"))
         assert len(read_tensors(outcome.run, run_folder.BEST)["classifier.weight"]) == classes
         assert evaluate(outcome.run, Setup(root), "toy/val").items > 0
+
+
+class Saying(Silence):
+    def __init__(self) -> None:
+        self.said = list[str]()
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+def test_captions_that_are_cut_are_counted_at_the_start_alone(tmp_path: Path) -> None:
+    root = toy_root(tmp_path, items=20)
+    small = recipe(model=replace(CONFIG, length=8), phases=(replace(STAGE_1, epochs=1),))
+    words = open_dataset(root, "pictures").reader("toy/train", "resnet", tokens=Tokens("nltk", 2)).examples.words
+    known = [np.count_nonzero(text >= len(SPECIALS)) for text in words]
+    cut = sum(count > 8 for count in known)
+    line = f"model.length=8 cuts {cut} of {len(known)} captions to their first 8 known words"
+    assert 0 < cut < len(known)
+    for cuts in (1, 0):
+        heard = Saying()
+        fit(small, root, str(tmp_path / "run"), progress=heard)
+        assert heard.said.count(line) == cuts, heard.said
+
+
+@pytest.mark.parametrize("model", [CONFIG, TwoBranchConfig(hidden=8, width=8)])
+def test_a_batch_of_one_pair_is_refused_before_anything_is_written(model: Any, tmp_path: Path) -> None:
+    root = toy_root(tmp_path, items=20)
+    one = recipe(model=model, phases=(replace(STAGE_1, weights={"ranking": 1.0}),), batch_size=1)
+    with pytest.raises(UserError, match=r"^batch_size 1 leaves batch norm one row.*\(--set batch_size=32\)$"):
+        fit(one, root, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 def test_rates_are_those_of_the_recipe() -> None:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, distributed, nn
 from torch.nn.functional import batch_norm, pad
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
@@ -213,6 +214,14 @@ def refuse_dropout(model: nn.Module) -> None:
     if world() > 1 and any(shares):
         cure = "train it by one process, or without dropout (--set model.dropout=0)"
         raise UserError(f"dropout draws for a whole batch, not for the parts of {world()} processes: {cure}")
+
+
+def refuse_single_rows(model: nn.Module, batch_size: int) -> None:
+    """Refuses batch norm by batches of one row, which has no spread."""
+    if batch_size == 1 and any(isinstance(module, WholeBatchNorm | _BatchNorm) for module in model.modules()):
+        raise UserError(
+            "batch_size 1 leaves batch norm one row, without any spread: give 2 or more (--set batch_size=32)"
+        )
 
 
 def broadcast_from_first(ask: Callable[[], float]) -> float:

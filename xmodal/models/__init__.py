@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xmodal.batches.batch import Batch, Padded, Stream
+    from xmodal.batches.texts import Texts
 
 
 SOURCE = "model.py"  # of a run: a copy of the user's file that defines its model
@@ -78,6 +79,13 @@ class MeasuringDistances(Protocol):
     """A scorer whose encoded rows are points of one space, in which distances of several runs can be mixed."""
 
     def distance(self, visual: Any, text: Any) -> "Tensor": ...  # (visual rows, text rows), Euclidean
+
+
+@runtime_checkable
+class Cutting(Protocol):
+    """A model that reads no more than the first words of a text."""
+
+    def note_of_cuts(self, texts: "Texts") -> str: ...  # how many it cuts, in a line
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,6 +18,7 @@ Where paper and code differ, and what is chosen: docs/models.md#dual-path.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -30,6 +31,7 @@ from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.batches.distributed import WholeBatchNorm, gather
 from xmodal.batches.sample_order import SampleRandom, training_shifts
+from xmodal.batches.texts import Texts
 from xmodal.losses.instance import instance_loss_and_errors
 from xmodal.losses.mining import in_evaluation
 from xmodal.losses.ranking import halves, hinges
@@ -41,6 +43,7 @@ from xmodal.text.position_codes import all_shifts, shifted
 from xmodal.text.vocabularies import PAD, SPECIALS
 
 EPSILON = 1e-3  # of batch norm, MatConvNet's
+_norm = partial(WholeBatchNorm, epsilon=EPSILON)
 SHIFTS = 256  # codes of texts encoded at once in evaluation
 
 
@@ -74,6 +77,12 @@ class DualPathConfig:
 
     def build(self, inputs: Inputs) -> "DualPath":
         return DualPath(self, inputs)
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias=False)
+    nn.init.kaiming_normal_(layer.weight)
+    return layer
 
 
 class Block(nn.Module):
@@ -223,6 +232,12 @@ class DualPath(nn.Module):
         codes_TL = ids_TK.new_zeros(len(text), length + 1)
         return codes_TL.scatter_(1, places_TK, ids_TK)[:, :length]  # the last column took what is not kept
 
+    def note_of_cuts(self, texts: Texts) -> str:
+        length = self.config.length
+        known = np.add.reduceat(self.known_W.cpu().numpy()[texts.numbers], texts.starts[:-1], dtype=np.int64)
+        cut = np.count_nonzero(known > length)
+        return f"model.length={length} cuts {cut:,} of {len(texts):,} captions to their first {length} known words"
+
     def _activated(self, features_BD: Tensor) -> Tensor:
         return features_BD.relu() if self.config.head == "official" else features_BD
 
@@ -265,16 +280,6 @@ class DualPath(nn.Module):
             texts_CD = self._activated(self.text_features(codes_TL[stream.candidates])).float()
         visual_HD = gather(visual_VD[stream.positives[:, 0]].float())[first]
         return normalize(visual_HD, dim=1) @ normalize(texts_CD, dim=1).T
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, bias=False)
-    nn.init.kaiming_normal_(layer.weight)
-    return layer
-
-
-def _norm(channels: int) -> WholeBatchNorm:
-    return WholeBatchNorm(channels, EPSILON)
 
 
 INSTANCE = {"instance_visual": 1.0, "instance_text": 1.0, "ranking": 0.0}
@@ -339,8 +344,7 @@ def _first_stage(recipe: Recipe) -> Recipe:
 
 def _changed(recipe: Recipe, name: str, cites: str, **changes: Any) -> Recipe:
     assert isinstance(recipe.model, DualPathConfig)
-    cites = f"{cites}; else {recipe.name}"
-    return replace(recipe, name=name, cites=cites, model=replace(recipe.model, **changes))
+    return replace(recipe, name=name, cites=f"{cites}; else {recipe.name}", model=replace(recipe.model, **changes))
 
 
 def _weighed(recipe: Recipe, name: str, cites: str, *weights: Mapping[str, float]) -> Recipe:
@@ -354,7 +358,7 @@ def _by_networks(recipe: Recipe) -> tuple[Recipe, ...]:
     name = recipe.name.replace("resnet50", "resnet152")
     by_152 = replace(recipe, visual=Features("resnet", network="resnet152"))
     shallow = replace(by_152, name=f"{name}-text50")
-    deep, vgg = _changed(by_152, name, "table III; ResNet-152's depths", depths=DEEP), _by_vgg(recipe, "vgg19")
+    deep, vgg = _changed(by_152, name, "table III; ResNet-152's depths", depths=(3, 8, 36, 3)), _by_vgg(recipe, "vgg19")
     return recipe, deep, vgg, *map(_first_stage, (recipe, deep, vgg, shallow))
 
 
@@ -366,7 +370,6 @@ def _by_vgg(recipe: Recipe, network: str) -> Recipe:
     return replace(recipe, name=name, visual=visual, phases=(first, replace(second, optimiser=optimiser)))
 
 
-DEEP = (3, 8, 36, 3)
 CUHK_PEDES_VGG = _by_vgg(CUHK_PEDES, "vgg16")
 RECIPES = (
     *_by_networks(FLICKR30K),

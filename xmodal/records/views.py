@@ -147,7 +147,10 @@ def classes(records: Output, ids: Sequence[str]) -> NDArray[np.int64]:
     """(ids,): the class or identity of each item, counted from 0 in order of the classes' names."""
     found = {label.item: label.name for label in read_rows(records, Label) if label.kind in ("class", "identity")}
     if without := [id for id in ids if id not in found]:
-        raise UserError(f"{records.config.get('corpus')}: {len(without):,} items have no class, such as {without[0]!r}")
+        cure = "take a corpus with a class or an identity for each (categories are none), or a model that needs none"
+        raise UserError(
+            f"{records.config.get('corpus')}: {len(without):,} items have no class, such as {without[0]!r}: {cure}"
+        )
     numbers = {name: number for number, name in enumerate(sorted({found[id] for id in ids}))}
     return np.array([numbers[found[id]] for id in ids], np.int64)
 

@@ -22,7 +22,7 @@ from xmodal.batches.batch import ANNOTATED, Batch
 from xmodal.batches.loader import Loader
 from xmodal.batches.phrase_loader import PhraseLoader
 from xmodal.errors import UserError
-from xmodal.models import Scorer, Trainable
+from xmodal.models import Cutting, Scorer, Trainable
 from xmodal.progress import Silence
 from xmodal.recipes import Phase, Recipe
 from xmodal.training import checkpoint, optimisers, run_folder
@@ -31,7 +31,7 @@ from xmodal.training.closed_form import write_run
 from xmodal.training.finetuning import WithBackbone, attach_backbone, attach_empty_backbone
 from xmodal.training.run_folder import Run
 from xmodal.training.run_setup import Setup
-from xmodal.training.training_data import TrainingData, open_data, refuse_unbuilt
+from xmodal.training.training_data import CaptionData, TrainingData, open_data, refuse_unbuilt
 from xmodal.training.validation import check_device, refuse_other_scores
 
 LOG_EVERY, SAVE_EVERY = 10, 500  # steps; the state is saved after every epoch too
@@ -95,9 +95,12 @@ def _model(started: Run, setup: Setup, run: str, data: TrainingData) -> nn.Modul
         raise UserError(f"{recipe.name}: {type(model).__name__} {what}")
     model = model.to(setup.device)
     distributed.refuse_dropout(model)
+    distributed.refuse_single_rows(model, recipe.batch_size)
     for phase in recipe.phases:
         optimisers.check(model, phase)
     if not run_folder.has_state(run):
+        if isinstance(model, Cutting) and isinstance(data, CaptionData):
+            setup.progress.say(model.note_of_cuts(data.train.examples.words))
         _try(model, recipe, data, setup.device)
     return model
 

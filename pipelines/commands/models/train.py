@@ -107,5 +107,5 @@ def text(result: Result) -> Lines:
 
 def _how_far(result: Result) -> str:
     if result["steps"]:
-        return f"after epoch {result['epoch']}, {result['steps']:,} steps"
+        return f"after epoch {result['epoch']} of phase {result['phase']}, {result['steps']:,} steps in all"
     return f"by a closed form of {result['solved_pairs']:,} pairs" if result["solved_pairs"] else "without any training"
