@@ -60,6 +60,7 @@ class Features:
     rule: FrameRule = "official"
     method: str = since("0.2", "")  # of sentences: their codebook's, such as hglmm; "" is any
     network: str = since("0.2", "")  # of pictures: that of their features, such as resnet50; "" is any
+    built: tuple[str, ...] = field(default=(), compare=False, metadata=DESCRIBES | {"given": True})  # by the paper
 
     def __post_init__(self) -> None:
         one_or_more(frames=self.frames)
@@ -102,6 +103,11 @@ def learns_classes(model: object) -> bool:
 
 
 MOST_WORDS = 512  # of a caption, beside <start> and <end>: a batch is as wide as its longest one
+
+
+TEN_CROPS = Features(
+    "features", built=("features.model=torchvision/vgg19", "features.output=fc7", "features.views=ten")
+)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """The records stage: a corpus' sealed annotations, parsed into Parquet tables, one a kind of row."""
 
 import hashlib
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -20,6 +22,9 @@ from xmodal.records.tables import ROWS, Caption, Item, Label, Match, Oddity, Reg
 
 VERSION = 3
 TWICE, UNKNOWN = " comes twice", ", which does not exist"
+A_BOX = "give left < right and top < bottom, finite numbers of pixels, or None for all four"
+A_SPAN = "give 0 <= start < end, whole numbers of characters, or None for both"
+BEYOND = " ends beyond its text: start and end count the text's characters, and end is excluded"
 LATEST = 1 << 16  # ids of regions that are kept as they are
 
 
@@ -91,7 +96,8 @@ def check_counts(corpus: Corpus, counts: Counts) -> None:
     for name, expected in corpus.counts.items():
         if (found := counts.get(name, 0)) != expected:
             wrong = f"a full parse must give {expected:,} {name}, not {found:,}"
-            raise UserError(f"{corpus.name}: {wrong}: these are not the files that the corpus was published with")
+            files = "these are not the files that the corpus was published with (a part of them is read with --sample)"
+            raise UserError(f"{corpus.name}: {wrong}: {files}")
 
 
 class Census:
@@ -99,9 +105,9 @@ class Census:
 
     def __init__(self, corpus: str) -> None:
         self._corpus = corpus
-        self._items, self._caption_ids, self._regions = set[str](), set[str](), _Regions()
+        self._items, self._caption_lengths, self._regions = set[str](), dict[str, int](), _Regions()
         self._named = {kind: set[str]() for kind in ("region", "label", "match")}  # items, by the rows that name them
-        self._matching = set[str]()  # captions
+        self._matched = dict[str, int]()  # the character before which the last phrase of a caption ends
         self._captions, self._oddities = Counter[str](), Counter[str]()  # captions by item
         self._splits: dict[str, list[str]] = defaultdict(list)  # by item
 
@@ -111,19 +117,24 @@ class Census:
                 self._refuse("item", id if id in self._items else None, TWICE)
                 self._items.add(id)
             case Caption(id, item):
-                self._refuse("caption", id if id in self._caption_ids else None, TWICE)
-                self._caption_ids.add(id)
+                self._refuse("caption", id if id in self._caption_lengths else None, TWICE)
+                self._caption_lengths[id] = len(row.text)
                 self._captions[item] += row.source == "human"
             case Split(item, name):
                 self._refuse("item", item if name in self._splits[item] else None, f"{TWICE} in split {name!r}")
                 self._splits[item].append(name)
             case Region(id, item):
                 self._refuse("region", self._regions.add(id), TWICE)
+                if not _is_box_or_none(row.left, row.top, row.right, row.bottom):
+                    sides = f"left {row.left}, top {row.top}, right {row.right}, bottom {row.bottom}"
+                    self._refuse("region", id, f" has {sides}: {A_BOX}")
                 self._named["region"].add(item)
             case Label(item):
                 self._named["label"].add(item)
             case Match(caption, item):
-                self._matching.add(caption)
+                if not _is_span_or_none(row.start, row.end):
+                    self._refuse("a match of caption", caption, f" has start {row.start}, end {row.end}: {A_SPAN}")
+                self._matched[caption] = max(self._matched.get(caption, 0), row.end or 0)
                 self._named["match"].add(item)
             case Oddity(rule):
                 self._oddities[rule] += 1
@@ -134,7 +145,10 @@ class Census:
         named = {"caption": self._captions.keys(), "split": self._splits.keys(), **self._named}
         for kind, items in named.items():
             self._refuse(f"a {kind} names item", min(items - self._items, default=None), UNKNOWN)
-        self._refuse("a match names caption", min(self._matching - self._caption_ids, default=None), UNKNOWN)
+        unknown = self._matched.keys() - self._caption_lengths.keys()
+        self._refuse("a match names caption", min(unknown, default=None), UNKNOWN)
+        beyond = (caption for caption, end in self._matched.items() if end > self._caption_lengths[caption])
+        self._refuse("a match of caption", min(beyond, default=None), BEYOND)
         counts = Counter({"items without captions": len(self._items - self._captions.keys())})
         for item, names in self._splits.items():
             captions = self._captions[item]
@@ -148,6 +162,20 @@ class Census:
     def _refuse(self, what: str, id: str | None, why: str) -> None:
         if id is not None:
             raise UserError(f"{self._corpus}: {what} {id!r}{why}")
+
+
+def _is_box_or_none(*sides: object) -> bool:
+    numbers = [side for side in sides if isinstance(side, Real) and math.isfinite(side)]
+    if len(numbers) < len(sides):
+        return all(side is None for side in sides)
+    left, top, right, bottom = map(float, numbers)
+    return left < right and top < bottom
+
+
+def _is_span_or_none(start: object, end: object) -> bool:
+    if isinstance(start, Integral) and isinstance(end, Integral):
+        return 0 <= int(start) < int(end)
+    return start is None and end is None
 
 
 class _Regions:

@@ -23,7 +23,15 @@ from tests.publishers.flickr30k import Picture, pictures
 from tests.publishers.flickr30k_entities import scene_chain, sentences, unboxed, write
 from tests.toy_detector import toy_detector as toy_detector
 from tests.toy_root import Facts, facts
-from xmodal.batches.annotated_phrases import EMPTY, SILENT, UNBOXED, UNSEEN, annotated_phrases, proposals_of
+from xmodal.batches.annotated_phrases import (
+    ELSEWHERE,
+    EMPTY,
+    SILENT,
+    UNBOXED,
+    UNSEEN,
+    annotated_phrases,
+    proposals_of,
+)
 from xmodal.checks.phrase_pictures import found_phrases
 from xmodal.corpora import Corpus
 from xmodal.errors import UserError
@@ -168,6 +176,7 @@ def test_what_cannot_be_looked_for_is_counted_and_stops_nothing(
     report = asked(tmp_path, root, file, lambda phrase, one: one[0], proposed)
     captions, phrases = named(), [one for some in named() for one in some]
     assert report.left_out == {
+        ELSEWHERE: 0,
         UNSEEN: sum(one.is_unseen for one in phrases),
         UNBOXED: sum(not one.is_unseen and not one.box for one in phrases),
         SILENT: sum(not any(one.box for one in some) for some in captions),
@@ -251,6 +260,7 @@ def test_phrases_are_drawn_where_they_are_and_where_they_were_found(
         assert phrase.found_4 is not None
         assert phrase.overlap == pytest.approx(overlap(tuple(phrase.annotated_4), tuple(phrase.found_4)))
         assert tuple(phrase.found_4) in proposed[drawn[-1]]
+        assert phrase.caption.partition("#")[0] == drawn[-1], "its own caption, not the first picture's"
     np.save(scores, np.zeros((len(to_find()), PROPOSED)))
     for phrase in found_phrases(open_scores(scores, root, CORPUS, file), drawn[-1]):
         least = min(overlap(tuple(phrase.annotated_4), one) for one in proposed[drawn[-1]])

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from pipelines.demo.world import describe, scene
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import build
 from pipelines.engine.stage import Counts, Inputs, Sink, Stage
+from pipelines.papers.recipe_runs import recipes
 from pipelines.upkeep.corpus_build import CorpusBuild
 from tests.toy_root import PICTURES, WORLD, Facts, Media, facts, item_id, make_root
 from tests.toy_root import one_thread as one_thread
@@ -32,9 +34,11 @@ from xmodal.features.opening import open_features
 from xmodal.features.store import FeatureStore, extents_file, index_files, shard_file, write_ragged_shard
 from xmodal.media.preparation import Preparation
 from xmodal.recipes import Tokens
-from xmodal.root.outputs import Output
+from xmodal.root.identity import fingerprint
+from xmodal.root.outputs import Output, find
 from xmodal.root.storage import open_storage
 from xmodal.text.vocabularies import END, START
+from xmodal.training.run_setup import Setup
 
 ABSENT = (3, 8, 40)
 HERE = Path(__file__).parents[2]
@@ -101,6 +105,21 @@ def test_words_are_those_of_the_tokens_that_are_named(root: str) -> None:
     assert len(words) > len(dataset.vocabulary())
     for batch in dataset.loader("toy/train", tokens=tokens, batch_size=32):
         assert int(batch.streams["annotated"].text.lengths.max()) == 4
+
+
+@pytest.mark.parametrize("name", ["two-branch-flickr30k-constraints", "similarity-coco", "cca-flickr30k"])
+def test_features_that_are_lacking_are_built_as_the_paper_had_them(name: str, tmp_path: Path) -> None:
+    root = records_root(tmp_path, {"one/test": [0, 1]})
+    (records,) = find(root, "records")
+    recipe = recipes()[name]
+    crops = "--set features.output=fc7 --set features.views=ten"
+    for network, model in (("", "torchvision/vgg19"), ("torchvision/vgg16", "torchvision/vgg16")):
+        asked = replace(recipe, visual=replace(recipe.visual, network=network))
+        said = line_of(partial(Setup(root).visual, asked, records))
+        assert f"`xmodal build pictures/features --root {root} --set features.model={model} {crops}`" in said
+    resnet = replace(recipe, visual=replace(recipe.visual, stage="regions"))
+    assert "--set" not in line_of(partial(Setup(root).visual, resnet, records))
+    assert fingerprint(recipe) == fingerprint(replace(recipe, visual=replace(recipe.visual, built=())))
 
 
 def test_any_split_can_be_read(root: str) -> None:

@@ -8,8 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.golden import golden
+from xmodal.detection.box_geometry import iou
+from xmodal.detection.merged_boxes import merge_groups
+from xmodal.detection.overlap_bands import NEGATIVE, POSITIVE, overlap_bands
 from xmodal.metrics import phrase_localisation
 from xmodal.metrics.phrase_localisation import FIRST, NOT_FOUND, LocalisationTask, LocalisedPhrases, localise
+from xmodal.records.tables import Region
 
 SIDE = 12  # pixels of a picture
 Scores = np.ndarray[Any, np.dtype[Any]]
@@ -47,6 +52,33 @@ def slow(task: LocalisationTask, scores: Scores, least: float, inclusive: bool) 
 def as_told(found: LocalisedPhrases) -> list[tuple[int | None, int]]:
     pairs = zip(found.ranks_P.tolist(), found.right_P.tolist(), strict=True)
     return [(rank if right else None, right) for rank, right in pairs]
+
+
+@pytest.mark.parametrize("convention", ["inclusive", "exclusive"])
+def test_boxes_overlaps_ranks_and_recalls_are_those_of_the_reference(convention: str) -> None:
+    known, is_inclusive = golden("indep_phrase_localization"), convention == "inclusive"
+    regions = [
+        Region(f"{number}", f"{known['chain_pictures'][chain]}", f"{chain}", *box)
+        for number, (chain, box) in enumerate(zip(known["chains"], known["boxes"].tolist(), strict=True))
+    ]
+    merged = [[one.left, one.top, one.right, one.bottom] for one in merge_groups(regions)]
+    np.testing.assert_array_equal(merged, known["merged"])
+    task = LocalisationTask(
+        known["merged"], known["chain_pictures"], known["phrase_chains"], known["proposals"], known["starts"]
+    )
+    found = localise(task, lambda rows: known["scores"][rows], inclusive=is_inclusive)
+    ranks = known[f"ranks_{convention}"]
+    np.testing.assert_array_equal(found.ranks_P, np.where(ranks < 0, NOT_FOUND, ranks))
+    np.testing.assert_allclose([*map(found.recall, FIRST)], known[f"recall_{convention}"], 1e-5)
+    assert found.bound == pytest.approx(float(known[f"bound_{convention}"]), 1e-5)
+    for phrase, chain in enumerate(task.boxes_P.tolist()):
+        start, stop = task.starts_V1[task.pictures_A[chain] :][:2]
+        box_14, proposals_K4 = task.annotated_A4[chain][None], task.proposals_N4[start:stop]
+        overlaps_K = iou(box_14, proposals_K4, is_inclusive)[0]
+        np.testing.assert_allclose(overlaps_K, known[f"iou_{convention}"][phrase, : stop - start], 1e-5)
+        bands_K = overlap_bands(proposals_K4, box_14, inclusive=is_inclusive)[0, :-1]
+        for name, band in (("positive", POSITIVE), ("negative", NEGATIVE)):
+            np.testing.assert_array_equal(bands_K == band, known[f"{name}_{convention}"][phrase, : stop - start])
 
 
 sides = st.integers(0, SIDE - 1)

@@ -376,6 +376,8 @@ def test_distances_are_euclidean() -> None:
     visual = model.encode_visual(Padded.whole(torch.randn(3, 1, 6)))
     text = model.encode_text(Padded.whole(torch.randn(5, 1, 7)))
     torch.testing.assert_close(model.distance(visual, text), torch.cdist(visual, text))
+    visual[1] = text[2] = 0
+    torch.testing.assert_close(model.distance(visual, text), torch.cdist(visual, text), msg="of rows of zeros, too")
     assert model.distance(visual, visual).diagonal().isfinite().all(), "rounding may bring a square below 0"
 
 

@@ -318,11 +318,11 @@ def test_papers_drew_what_they_say(tmp_path: Path) -> None:
     every = [str(number) for number in range(123_287)]
     sizes = {"two_branch": (113_287, 9_000, 1_000), "dual_path": (113_287, 5_000, 5_000)}
     for who, wanted in sizes.items():
-        parts = [DrawnSplit(who, part).items(every, coco.CORPUS.drawn[who]) for part in ("train", "val", "test")]
+        parts = [DrawnSplit(who, part).items(every, coco.CORPUS.drawn[who], ()) for part in ("train", "val", "test")]
         assert tuple(map(len, parts)) == wanted
         assert set.union(*parts) == set(every)
     first, second = (
-        DrawnSplit("dual_path", "test", seed).items(every, RandomSplitSizes(5_000, 5_000)) for seed in (0, 1)
+        DrawnSplit("dual_path", "test", seed).items(every, RandomSplitSizes(5_000, 5_000), ()) for seed in (0, 1)
     )
     assert 100 < len(first & second) < 320  # chance: 203
 
@@ -352,7 +352,11 @@ def test_drawn_splits_have_words_of_their_own_training(tmp_path: Path, monkeypat
 
 def test_a_corpus_too_small_to_draw_from_is_refused(tmp_path: Path) -> None:
     records = tables(tmp_path, "coco", pictures(40, 5, 5))
-    with pytest.raises(UserError, match="dual_path draws 5,000 items to test and 5,000 to validate on: 50 are too few"):
+    with pytest.raises(
+        UserError, match="dual_path draws 5,000 items to test and 5,000 to validate on: 50 are too few"
+    ) as told:
         ids_by_item(records, View("coco", "dual_path/train"))
+    assert "--set view.split=NAME --set validation.split=NAME" in str(told.value)
+    assert str(told.value).endswith(": karpathy/train, karpathy/val, karpathy/test")
     with pytest.raises(UserError, match=r"no split 'nope'; there are: karpathy/train, karpathy/val, karpathy/test;"):
         ids_by_item(records, View("coco", "nope"))

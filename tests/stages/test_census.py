@@ -40,6 +40,19 @@ def counted(rows: list[Row]) -> dict[str, int]:
         (Label("nobody", "category", "ant"), "a label names item 'nobody', which does not exist"),
         (Match("c", "nobody"), "a match names item 'nobody', which does not exist"),
         (Match("none", "a"), "a match names caption 'none', which does not exist"),
+        (
+            Region("s", "a", "g", 9, 0, 5, 4),
+            "region 's' has left 9, top 0, right 5, bottom 4: give left < right and .*",
+        ),
+        (Region("s", "a", "g", 0, 3, 5, 3), "region 's' has left 0, top 3, right 5, bottom 3: give .*"),
+        (Region("s", "a", "g", 0, 0, float("nan"), 3), "region 's' has left 0, top 0, right nan, bottom 3: .*"),
+        (Region("s", "a", "g", 0, 0, float("inf"), 3), "region 's' has .* finite numbers of pixels, .*"),
+        (Region("s", "a", "g", 0, 0, 5), "region 's' has left 0, top 0, right 5, bottom None: .* or None for all four"),
+        (Match("c", "a", "g", 3, 3), "a match of caption 'c' has start 3, end 3: give 0 <= start < end, .*"),
+        (Match("c", "a", "g", -1, 2), "a match of caption 'c' has start -1, end 2: .*"),
+        (Match("c", "a", "g", None, 2), "a match of caption 'c' has start None, end 2: .* or None for both"),
+        (Match("c", "a", "g", 1), "a match of caption 'c' has start 1, end None: .*"),
+        (Match("c", "a", "g", 3, 7), "a match of caption 'c' ends beyond its text: .*"),
     ],
 )
 def test_a_contradiction_is_refused(row: Row, complaint: str) -> None:
@@ -47,6 +60,11 @@ def test_a_contradiction_is_refused(row: Row, complaint: str) -> None:
     for rows in ([*WHOLE, row], [row, *WHOLE]):
         with pytest.raises(UserError, match=f"^toy: {complaint}$"):
             counted(rows)
+
+
+def test_a_box_and_a_phrase_may_be_as_large_as_they_can_or_left_out() -> None:
+    counted([*WHOLE, Region("whole", "a", "g", -1.5, 0, 1e6, 0.5), Match("c", "a", "g", 0, len("an ant"))])
+    counted([*WHOLE, Region("none", "a", "g"), Match("c", "a", "g")])
 
 
 @pytest.mark.parametrize("first", [0, 6, 7, 12])

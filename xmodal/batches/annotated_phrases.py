@@ -25,6 +25,7 @@ from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output
 
 TO_LAST_PIXEL = np.array([0, 0, 1, 1])  # from edges, which tables and stores have: right and bottom are excluded there
+ELSEWHERE = "phrases that name another picture than their caption's"
 UNSEEN = "phrases of no chain, which name nothing that can be seen"
 UNBOXED = "phrases whose chain has no box"
 SILENT = "captions without a phrase to find"
@@ -83,12 +84,14 @@ def annotated_phrases(records: Output, view: View) -> AnnotatedPhrases:
     captions = captions_by_item(records, view)
     texts = dict(zip(captions.ids, captions.texts, strict=True))
     boxes, told = chain_boxes(records), _phrases(records, texts)
-    matches, left_out = list[Match](), dict.fromkeys((UNSEEN, UNBOXED, SILENT), 0)
+    matches, left_out = list[Match](), dict.fromkeys((ELSEWHERE, UNSEEN, UNBOXED, SILENT), 0)
     for picture, ids in captions.grouped(captions.ids).items():
         for caption in ids:
-            known = [match for match in told.get(caption, ()) if match.item == picture]
+            every = told.get(caption, ())
+            known = [match for match in every if match.item == picture]
             seen = [match for match in known if match.group is not None]
             kept = [match for match in seen if _chain(match) in boxes]
+            left_out[ELSEWHERE] += len(every) - len(known)
             left_out[UNSEEN] += len(known) - len(seen)
             left_out[UNBOXED] += len(seen) - len(kept)
             left_out[SILENT] += not kept

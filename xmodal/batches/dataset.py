@@ -33,6 +33,7 @@ from xmodal.root.selection import (
 from xmodal.text.vocabularies import Vocabulary
 
 if TYPE_CHECKING:
+    from xmodal.batches.annotated_phrases import AnnotatedPhrases
     from xmodal.batches.loader import Loader
     from xmodal.batches.reader import Reader
 
@@ -91,12 +92,12 @@ class Dataset:
         """The words of the captions to train on, for whichever split is read; of a sparse one, its annotated part."""
         return cached_vocabulary(self.records, View(self.corpus, self._training(split)), tokens)
 
-    def sentences(self, identity: str | None = None) -> FeatureStore:
-        """Opens captions as vectors, by identity or the only ones."""
-        made = list(made_of(self.records, SENTENCES))
+    def sentences(self, identity: str | None = None, stage: str = SENTENCES) -> FeatureStore:
+        """Opens captions as vectors, by identity or the only ones; `stage="phrases"` has their phrases instead."""
+        made = list(made_of(self.records, stage))
         chosen = [output for output in made if identity in (None, output.identity)]
-        there = "; ".join(map(_coded, made)) or f"none: build some first ({self._command(SENTENCES)})"
-        return self._only(chosen, f"sentences {identity or ''}".rstrip(), there)
+        there = "; ".join(map(_coded, made)) or f"none: build some first ({self._command(stage)})"
+        return self._only(chosen, f"{stage} {identity or ''}".rstrip(), there)
 
     def reader(
         self,
@@ -168,6 +169,12 @@ class Dataset:
             if region.left is not None:
                 found[region.item].append(region)
         return dict(found)
+
+    def phrases(self, split: str) -> "AnnotatedPhrases":
+        """The phrases of a split's captions with the boxes of what they name, and counts of what has none."""
+        from xmodal.batches.annotated_phrases import annotated_phrases  # which opens datasets itself
+
+        return annotated_phrases(self.records, View(self.corpus, split))
 
     def _only(self, chosen: list[Output], what: str, there: str) -> FeatureStore:
         if len(chosen) == 1:

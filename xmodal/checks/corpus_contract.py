@@ -6,14 +6,15 @@ That ids are unique, that rows name items that exist, and that counts are as pro
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
 from types import UnionType
 from typing import Union, get_args, get_origin, get_type_hints
 
 from xmodal.corpora import Corpus, Part, ReleaseClass
 from xmodal.errors import UserError
 from xmodal.raw.raw_files import Raw
-from xmodal.records.tables import Caption, Item, Label, Oddity, Row, Split
+from xmodal.records.tables import Caption, Item, Label, Match, Oddity, Region, Row, Split
 
 LINES = 10  # of a docstring; a sample of each file and the traps take more
 FAILURES = (  # by which somebody's parser or model may end
@@ -62,7 +63,8 @@ def declaration_faults(corpus: Corpus, about: str) -> Iterator[str]:
 
 def row_faults(corpus: Corpus, raw: Raw) -> Iterator[str]:
     found = list(corpus.parse(raw))
-    if found != list(corpus.parse(raw)):
+    again = zip_longest(found, corpus.parse(raw))
+    if any(one != other and repr(one) != repr(other) for one, other in again):  # a NaN is never equal
         yield "parse gives other rows a second time: draw nothing at random, and sort what a set or a folder lists"
     if not any(isinstance(row, Item) for row in found):
         yield "parse gives no items"
@@ -72,7 +74,34 @@ def row_faults(corpus: Corpus, raw: Raw) -> Iterator[str]:
         yield f"CORPUS.kinds says {declared}, and the kinds of its items and labels are {there}"
     yield from _split_faults(corpus, found)
     yield from _caption_faults(found)
+    seen, unboxed = _phrases(found)
+    if seen and len(seen) == len(unboxed) and any(isinstance(row, Region) for row in found):
+        cure = "give a Match and the Regions that it names the same item and group"
+        yield f"no phrase names a thing with a box, such as {_named(unboxed[0])}: {cure}"
     yield from _media_faults(corpus, raw, found)
+
+
+def phrase_notes(rows: Iterable[Row]) -> Iterator[str]:
+    """Yields a note if phrases cannot be looked for, as what they name has no box."""
+    seen, unboxed = _phrases(rows)
+    if unboxed:
+        some = f"{len(unboxed):,} of {len(seen):,} phrases name a thing without a box, such as {_named(unboxed[0])}"
+        yield f"{some}: evaluations count them and leave them out"
+
+
+def _phrases(rows: Iterable[Row]) -> tuple[list[Match], list[Match]]:
+    """Lists the phrases that have a group, and those of which no region with a box is of it."""
+    seen, boxed = list[Match](), set[tuple[str, str | None]]()
+    for row in rows:
+        if isinstance(row, Match) and row.start is not None and row.group is not None:
+            seen.append(row)
+        elif isinstance(row, Region) and row.left is not None:
+            boxed.add((row.item, row.group))
+    return seen, [match for match in seen if (match.item, match.group) not in boxed]
+
+
+def _named(match: Match) -> str:
+    return f"group {match.group!r} of item {match.item!r} (caption {match.caption!r}, from character {match.start})"
 
 
 def _split_faults(corpus: Corpus, found: Sequence[Row]) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The pictures of a corpus, by item; what cannot be shown is one line that names the item."""
 
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,10 +21,13 @@ P = TypeVar("P")
 class PictureFiles:
     paths: Mapping[str, str]  # by item
     archives: Archives
+    again: str  # how an absent picture is fetched
 
     @classmethod
     def of(cls, records: Output, media: Output) -> "PictureFiles":
-        return cls({item.id: item.media for item in read_rows(records, Item)}, Archives(raw_of(media)))
+        corpus, root = shlex.quote(str(records.config["corpus"])), shlex.quote(records.storage.url)
+        again = f"`xmodal retry {corpus} --root {root}`, then `xmodal seal {corpus} --root {root}`"
+        return cls({item.id: item.media for item in read_rows(records, Item)}, Archives(raw_of(media)), again)
 
     def open(self, id: str) -> Image:
         """Opens a picture as it is; of a broken one what there is."""
@@ -33,6 +37,7 @@ class PictureFiles:
         try:
             return decode(self.archives.read(self.paths[id]))
         except MissingMedia as error:
-            raise UserError(f"the picture of {id} is absent ({error}): name others with --items") from error
+            cure = f"name others with --items, or fetch it ({self.again})"
+            raise UserError(f"the picture of {id} is absent ({error}): {cure}") from error
         except UnreadableImage as error:
             raise UserError(f"the picture of {id} cannot be read ({error}): name others with --items") from error

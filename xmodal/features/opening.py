@@ -1,7 +1,7 @@
 """Opens the features of a corpus."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import pyarrow.compute as pc
@@ -25,18 +25,29 @@ from xmodal.root.selection import (
 
 
 def open_features(
-    root: str, stage: str, identity: str | None, records: Output, model: object = None, network: str = ""
+    root: str,
+    stage: str,
+    identity: str | None,
+    records: Output,
+    model: object = None,
+    network: str = "",
+    built: Sequence[str] = (),
 ) -> FeatureStore:
     """Opens the one output of a stage that is current and belongs to the records; see `find_output`.
 
     Refuses features of another media set, by another network if one is named, and of one position an item if `model`,
-    a config, looks at several. Those of media that have changed since are opened by their identity alone.
+    a config, looks at several. Those of media that have changed since are opened by their identity alone. `built` are
+    settings to build them with, of which messages tell.
     """
     if stage in OF_CAPTIONS or any(map(has_rows_of_texts, find(root, stage))):
         raise UserError(
             f"{stage} has a row a caption, not one a picture or clip: name features of these (--set visual.stage=STAGE)"
         )
-    settings = [network_setting(stage, network)] if network else []
+    asked = [
+        *(one for one in built if one.startswith(f"{stage}.")),
+        *([network_setting(stage, network)] if network else []),
+    ]
+    settings = [*{one.partition("=")[0]: one for one in asked}.values()]
     of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
     command = build_command(root, of, stage, settings)
     found = [] if identity else [one for one in filter(fits, find(root, stage)) if is_by(one, network)]

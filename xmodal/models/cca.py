@@ -37,7 +37,7 @@ from xmodal.batches.batch import Padded, Stream
 from xmodal.errors import UserError
 from xmodal.models import Inputs
 from xmodal.number_rules import known_choices, one_or_more, zero_or_more
-from xmodal.recipes import Features, Recipe, View
+from xmodal.recipes import TEN_CROPS, Features, Recipe, View
 
 NO_CORRELATION = 1e-9
 CONSTANT = 1e-12  # of a mean: a smaller spread around it is rounding
@@ -200,7 +200,6 @@ def _factorise(covariance_WW: Tensor, mean_W: Tensor, config: CCAConfig, side: s
 
 
 KLEIN, GONG = CCAConfig(), CCAConfig(eta=0.0, ridge=1e-4, power=4.0)
-TEN_CROPS = Features("features")  # VGG-19's fc7
 CCA_FLICKR30K = Recipe(
     name="cca-flickr30k",
     cites="docs/models.md#cca; Two-Branch, section 5.2; eta, which is chosen on the validation split there, is ours",

@@ -35,7 +35,7 @@ from xmodal.losses.region_phrases import region_phrase_terms
 from xmodal.losses.triplets import farthest, squared_distances, triplet_loss
 from xmodal.models import Inputs
 from xmodal.number_rules import known_choices, one_or_more, shares, zero_or_more
-from xmodal.recipes import Features, Neighbours, Optimiser, Phase, Phrases, Recipe, Step, View
+from xmodal.recipes import TEN_CROPS, Features, Neighbours, Optimiser, Phase, Phrases, Recipe, Step, View
 
 SHORTEST = 1e-5  # a vector that is shorter is not made 1 long
 MOMENTUM = {"paper": 0.1, "code": 0.9}  # of running statistics: torch's default, and TensorFlow's 0.1
@@ -184,7 +184,7 @@ class TwoBranch(Branches):
         return visual @ text.T  # of unit vectors: orders as their distance does
 
     def distance(self, visual: Tensor, text: Tensor) -> Tensor:
-        return (2 - 2 * visual @ text.T).clamp(min=0).sqrt()
+        return squared_distances(visual, text).clamp(min=0).sqrt()  # a row of zeros has no length of 1
 
     def text_similarity(self, queries: Tensor, gallery: Tensor) -> Tensor:
         return queries @ gallery.T
@@ -290,7 +290,7 @@ CONSTRAINTS_FLICKR30K = Recipe(
     "docs/models.md#two-branch-evaluation; how many epochs is ours",
     view=View("flickr30k", "plummer/train", captions_per_item=5),
     validation=View("flickr30k", "plummer/val", captions_per_item=5),
-    visual=Features("features"),
+    visual=TEN_CROPS,
     text=Features("sentences", method="hglmm"),
     model=TwoBranchConfig(),
     phases=(Phase(30, SGD, CONSTRAINTS, sampler=TWO),),

@@ -112,10 +112,12 @@ class DrawnSplit:
     def training(self) -> str:
         return f"{self.who}#{self.seed}/train" if self.seed else f"{self.who}/train"
 
-    def items(self, every: Collection[str], sizes: RandomSplitSizes) -> set[str]:
+    def items(self, every: Collection[str], sizes: RandomSplitSizes, others: Collection[str]) -> set[str]:
+        """Draws the split's items; names `others` that there are, if all items are too few."""
         if len(every) <= sizes.val + sizes.test:
-            wanted = f"{sizes.test:,} items to test and {sizes.val:,} to validate on"
-            raise UserError(f"{self.who} draws {wanted}: {len(every):,} are too few")
+            wanted = f"{sizes.test:,} items to test and {sizes.val:,} to validate on: {len(every):,} are too few"
+            cure = "--set view.split=NAME --set validation.split=NAME, or --split NAME to evaluate"
+            raise UserError(f"{self.who} draws {wanted}; name other splits ({cure}): {', '.join(others)}")
         order, cut = shuffled(every, "split", self.seed), sizes.test + sizes.val
         parts = {"test": order[: sizes.test], "val": order[sizes.test : cut], "train": order[cut:]}
         return set(parts[self.part])

@@ -163,7 +163,7 @@ def members(records: Output, split: str) -> set[str]:
         found = set(names[whole])
     elif drawn_split := DrawnSplit.of(whole, drawn):
         every = read_columns(records, "items.parquet", "id")["id"].to_pylist()
-        found = drawn_split.items(every, drawn[drawn_split.who])
+        found = drawn_split.items(every, drawn[drawn_split.who], names)
     else:
         items = records.totals["counts"]["items"]
         large = [who for who, sizes in drawn.items() if sizes.val + sizes.test < items]

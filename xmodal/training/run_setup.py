@@ -1,5 +1,6 @@
 """The setup of a training or an evaluation."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -49,12 +50,15 @@ class Setup:
 
     def visual(self, recipe: Recipe, tables: Output) -> FeatureStore:
         """Opens the features of the visual side, which must fit the model and be by the network that is named."""
-        return self.store(recipe.visual.stage, tables, recipe.model, recipe.visual.network)
+        read = recipe.visual
+        return self.store(read.stage, tables, recipe.model, read.network, read.built)
 
-    def store(self, stage: str, tables: Output, model: object = None, network: str = "") -> FeatureStore:
+    def store(
+        self, stage: str, tables: Output, model: object = None, network: str = "", built: Sequence[str] = ()
+    ) -> FeatureStore:
         """Opens features that belong to the records and fit a model's config; warns if their media have changed."""
         identity = self.pixels if stage == "pixels" else self.features
-        store = open_features(self.root, stage, identity, tables, model, network)
+        store = open_features(self.root, stage, identity, tables, model, network, built)
         if change := changed_media(store.output, str(tables.config["corpus"])):
             self.progress.say(f"warning: {change}")
         return store
