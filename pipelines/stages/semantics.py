@@ -35,7 +35,7 @@ class SemanticsConfig:
         shares(shown=self.shown, least_score=self.least_score)
 
     def resolved(self, regions: Output) -> "SemanticsConfig":
-        """The same, with the least score of regions that a detector found, where it names only those it is sure of."""
+        """The same, with the threshold of regions as their least score if the detector says only those."""
         found = regions.config
         if self.least_score is None and found.get("boxes") == "detected" and not kind_of(found["detector"]).says_all:
             return replace(self, least_score=found["threshold"])

@@ -73,7 +73,7 @@ def _describe(output: Output) -> dict[str, Any]:
 
 
 def _why_ended(output: Output) -> str:
-    """What ended the last run before it was done, as its log has it; "" where it does not tell."""
+    """The reason for which the last run ended too early, by its log; "" where it does not tell."""
     storage, runs = output.storage, f"{output.folder}/_runs"
     logs = [name for name in storage.names(runs) if name.endswith(".log")]
     with suppress(FileNotFoundError, UserError):
