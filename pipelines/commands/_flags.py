@@ -1,7 +1,8 @@
 """The flags that several commands share, and what they name."""
 
 import argparse
-from collections.abc import Collection, Iterator
+import os
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -224,6 +225,15 @@ def build_options(args: Args) -> "BuildOptions":
     files = {name: file for name in ("weights", "vectors") if (file := getattr(args, name))}
     files |= files_by_name(args, known)
     return BuildOptions(open_storage(args.root), runner(args), progress(args), args.raw, settings, files)
+
+
+def refuse_missing(files: Mapping[str, Path]) -> None:
+    """Refuses files of --file, --weights and --vectors that are not there, or that nobody may read."""
+    for file in files.values():
+        if not file.exists():
+            raise UserError(f"there is no file {file}")
+        if not os.access(file, os.R_OK):
+            raise UserError(f"{file} cannot be read: you have no right to")
 
 
 def check_raw(args: Args) -> None:

@@ -218,11 +218,12 @@ def _refuse_to_export(
         )
     refuse_twice(ids, out)
     if store.spec.ragged and out.suffix == ".npy" and not with_boxes:
-        raise UserError(f"{store.spec.name} is ragged, which no .npy can be: export to x.h5, x.tar or a folder")
+        scan = "x_ims.npy, " if regions_file(0) in store.output.files else ""
+        raise UserError(f"{store.spec.name} is ragged, which no .npy can be: export to {scan}x.h5, x.tar or a folder")
     for id in ids:
         if not _can_hold(out.suffix, id):
             others = "x.h5"
-            if out.suffix == ".tar" and "." in id:
+            if out.suffix == ".tar" and "." in id.rpartition("/")[2]:
                 others = "x.h5, x.npy or a folder, as readers of a .tar end a name at its first dot"
             raise UserError(f"id {id!r} cannot be written to {out}: export to {others}")
 
@@ -234,10 +235,11 @@ def _can_hold(suffix: str, id: str) -> bool:
         return "\0" not in id  # HDF5 ends text there
     if suffix == ".npy":
         return "\n" not in id and id == id.strip()
-    if suffix == ".tar" and "." in id:
+    *folders, name = id.split("/")
+    if suffix == ".tar" and "." in name:
         return False  # readers end a name at its first dot
-    plain = id.isprintable() and not id.startswith(".") and not set("/\\:") & set(id)
-    return plain and len(f"{id}.npz".encode()) <= 255
+    plain = id.isprintable() and not set("\\:") & set(id) and all(part and part[0] != "." for part in (*folders, name))
+    return plain and max(len(part.encode()) for part in (*folders, f"{name}.npz")) <= 255
 
 
 def _write_npy(path: Path, export: Export) -> None:
@@ -277,4 +279,6 @@ def _write_tar(path: Path, export: Export) -> None:
 def _write_folder(path: Path, export: Export) -> None:
     path.mkdir()
     for id, values in export.items():
-        np.savez(path / f"{id}.npz", features=values)
+        file = path / f"{id}.npz"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(file, features=values)

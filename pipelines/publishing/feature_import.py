@@ -103,6 +103,8 @@ def import_features(
     opened = partial(_open, source, seen)
     stage = array_stage(name, config, (), VERSION, lambda config, inputs: PlannedArray(config.spec, source.ids), opened)
     was_complete = Output(storage, stage.folder).complete
+    if isinstance(source, ForeignRegions) and words and not was_complete:
+        _refuse_few_words(source, words, progress)
     output = build(stage, storage, run, progress)
     return {
         "stage": name,
@@ -117,6 +119,18 @@ def import_features(
         "copies": source.copies,
         "doubtful": {name: count for name in DOUBTFUL if (count := output.totals["counts"].get(name))},
     }
+
+
+def _refuse_few_words(source: ForeignRegions, words: DetectorWords, progress: ProgressLine) -> None:
+    """Refuses words that are fewer than the regions' numbers count, before anything is written."""
+    with progress.over("words", len(source.ids), unit="pictures") as tick:
+        for picture in source.pictures(range(len(source.ids))):
+            kinds = (("object", picture.classes, words.classes), ("attribute", picture.attributes, words.attributes))
+            for kind, named, known in kinds:
+                if known and named and (most := int(named.ids_K.max(initial=-1))) >= len(known):
+                    few = f"{kind} {most:,}, counted from 0, of which --{kind}-words has {len(known):,}"
+                    raise UserError(f"{source.files[0]}: {picture.id!r} has {few}: give the words of its detector")
+            tick(1)
 
 
 def write_semantics(storage: Storage, corpus: str, regions: Output, run: Runner, progress: ProgressLine) -> Output:

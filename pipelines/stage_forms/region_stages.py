@@ -22,6 +22,7 @@ from pipelines.engine.stage_kind import Needs, OpenMedia
 from pipelines.stage_forms.array_stages import ArrayShard, ArrayWriter, write_items, write_table
 from pipelines.stage_forms.earlier_rows import EarlierRows
 from pipelines.stage_forms.media_stages import NOT_FINITE, media_stage, read_medium
+from xmodal.detection.box_geometry import has_area
 from xmodal.detection.given_boxes import FORM as BOXES
 from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_phrases, boxes_of_records
 from xmodal.detection.region_arrays import Regions
@@ -217,7 +218,7 @@ class _Looking:
                 raise _NotUsable(*NOT_FINITE)
         else:
             inside_K4 = np.clip(boxes, 0, [width, height] * 2).astype(np.float32)
-            has_area_K = (inside_K4[:, 2:] > inside_K4[:, :2]).all(1)
+            has_area_K = has_area(inside_K4)
             if not has_area_K.any():
                 raise _NotUsable("no_regions", f"no box has an area in the picture of {width} x {height} pixels")
             found = self._extract(picture_HW3, [inside_K4[has_area_K]])

@@ -2,7 +2,7 @@
 
 `bottom_up` with the usual settings keeps 10 to 100 regions a picture; with `fewest=36 most=36` it keeps 36. `small`
 keeps those of a score of 0.5, which are the things it would name, and of a picture without any the surest one, so that
-each picture has a feature; with `fewest=0` such a picture has no regions, and semantics say nothing of it.
+each picture has a feature, but semantics say nothing of it; with `fewest=0` such a picture has no regions.
 """
 
 from collections.abc import Mapping

@@ -15,6 +15,7 @@ from pipelines.upkeep.bookkeeping import forget_notes, unreadable_notes
 from pipelines.upkeep.pruning import is_described, needed_folders
 from xmodal.corpora import Part
 from xmodal.errors import UserError
+from xmodal.progress import printable
 from xmodal.root.files import sha256_of
 from xmodal.root.outputs import Output, directories
 from xmodal.root.sealed_sets import LOCK, blob_key, read_lock
@@ -67,7 +68,18 @@ def _describe(output: Output) -> dict[str, Any]:
     with suppress(ValueError, IndexError):
         run = json.loads(storage.read(f"{output.folder}/_runs/{runs[-1]}"))
     units = sum(1 for _ in Commits(storage, output.folder).lines(loose=True))
-    return known | {"units": units, "planned": run.get("planned"), "started": run.get("started")}
+    known |= {"units": units, "planned": run.get("planned"), "started": run.get("started")}
+    return known | {"ended": _why_ended(output)}
+
+
+def _why_ended(output: Output) -> str:
+    """The reason for which the last run ended too early, by its log; "" where it does not tell."""
+    storage, runs = output.storage, f"{output.folder}/_runs"
+    logs = [name for name in storage.names(runs) if name.endswith(".log")]
+    with suppress(FileNotFoundError, UserError):
+        last = storage.read(f"{runs}/{logs[-1]}").decode(errors="replace").rstrip() if logs else ""
+        return printable(last.rpartition("\n")[2].partition(" ended by ")[2].partition(": ")[2])
+    return ""
 
 
 def _examples(output: Output) -> dict[str, dict[str, str]]:

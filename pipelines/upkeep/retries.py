@@ -4,6 +4,7 @@ Where no setting is given, those of the only output of the stage are meant, as i
 Outputs made of the retried one become unfinished; their next build makes again the units that read what has changed.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,8 @@ from pipelines.engine.typed_settings import recorded
 from pipelines.stages import FILE_SETS
 from pipelines.upkeep.corpus_build import CorpusBuild, kinds_for
 from xmodal.errors import UserError
+from xmodal.features.weight_files import OF_FILE
+from xmodal.root.identity import to_plain
 from xmodal.root.outputs import Output, directories
 from xmodal.root.selection import ancestor, build_command, current, describe, describe_differences
 
@@ -64,8 +67,30 @@ def _as_built(work: CorpusBuild, name: str) -> Stage[Any, Any]:
     if stage is None or stage.folder not in {each.folder for each in made}:
         problem = f"there is no {target} of these settings and files: give those of one by --set and --file NAME=PATH"
         listed = describe_differences(there) if len(there) > 1 else [describe(there[0])]
-        raise UserError(f"{problem}; there are: {', '.join(listed)}")
+        told = (f"{one} by {_flags_of(made, name)}" for one, made in zip(listed, there, strict=True))
+        raise UserError(f"{problem}; there are: {', '.join(told)}")
     return stage
+
+
+def _flags_of(made: Output, name: str) -> str:
+    """The --set and --file by which an output was built: settings other than the usual ones, and files."""
+    told = list[str]()
+    for kind in kinds_for(None, [name]):
+        if source := made if kind.name == name else ancestor(made, kind.name):
+            usual = recorded(to_plain(kind.config()), kind.config(), kind.name)
+            settings = recorded(source.config, kind.config(), kind.name)
+            told += [f"--set {one}={value}" for one, value in settings.items() if value != usual.get(one)]
+            told += [f"--file {file}=PATH" for file in kind.files if _was_given(file, source.config)]
+    return " ".join(told) or "no --set and no --file"
+
+
+def _was_given(file: str, config: Mapping[str, Any]) -> bool:
+    """Whether a config has the checksum of a file: in a field of its name, or in that of weights or of boxes."""
+    if file == "boxes":
+        return config.get("boxes") == "file"
+    if file in ("detector", "weights"):
+        return str(config.get("weights")).startswith(OF_FILE)
+    return bool(config.get(file))
 
 
 def _is_made_of(made: Output, media: Output) -> bool:

@@ -21,6 +21,7 @@ from xmodal import detectors
 from xmodal.detection.region_store import RegionStore
 from xmodal.evaluation.region_pictures import (
     COLUMNS,
+    LARGEST,
     LINE,
     PANEL,
     SIDE,
@@ -34,6 +35,7 @@ from xmodal.models.a3vse import WEIGHTS, A3VSEConfig
 from xmodal.models.dan import DANConfig
 from xmodal.models.scan import SCANConfig
 from xmodal.recipes import Features, Optimiser, Phase, View
+from xmodal.records.tables import Caption, read_rows
 from xmodal.root.outputs import Output, find
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/pictures.py"
@@ -113,14 +115,31 @@ def test_a_retry_takes_the_settings_of_what_was_built(
     refused = xmodal("retry", f"{FIXTURE}/regions", "--root", root).complaint
     assert "there is no pictures/regions of these settings and files: give those" in refused
     assert "most=2" in refused
+    flags = refused.partition(") by ")[2]
+    assert {"regions.detector=toy", "regions.most=2", "detector=PATH"} <= {*flags.split()}
+    assert "boxes=PATH" not in flags
     assert Output(made.storage, made.folder).complete, "a refusal leaves everything as it is"
     said = xmodal("retry", f"{FIXTURE}/regions", "--root", root, "--file", f"detector={weights}").out
     assert "regions: 8 of 8 pictures recovered" in said
     assert len(RegionStore(made).boxes("p003")) == 2
     xmodal("build", f"{FIXTURE}/regions", "--root", root, *settings, "--set=regions.threshold=0.3")
     again = ["retry", f"{FIXTURE}/regions", "--root", root, "--set=detector=toy"]
-    assert re.search(r"there are: \w+ \(threshold=0.[23]\), \w+ \(threshold=0.[23]\)", xmodal(*again).complaint)
+    one = r"\w+ \(threshold=0.[23]\) by --set [^,]* --file detector=PATH"
+    assert re.search(rf"there are: {one}, {one}", xmodal(*again).complaint)
     assert "0 of 0 pictures" in xmodal(*again, *settings).out
+
+
+def test_weights_that_are_refused_are_told_by_plan_and_status(xmodal: Xmodal, tmp_path: Path) -> None:
+    raw, root, weights = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "detector.pt"
+    asked = [f"{FIXTURE}/regions", "--root", root, "--raw", raw, "--set=regions.detector=bottom_up"]
+    asked += ["--file", f"detector={weights}"]
+    assert xmodal("plan", *asked).complaint.endswith(f"there is no file {weights}")
+    weights.write_bytes(b"\x00" * 100)
+    refused = xmodal("build", *asked).complaint.removeprefix("xmodal: ")
+    said = next(line for line in xmodal("status", "--root", root).out.splitlines() if line.startswith("regions/"))
+    assert f"not finished, as its last build ended with: {refused[:60]}" in said
+    (folder,) = (root / "regions").iterdir()
+    assert said.endswith(f"build again, or remove {folder}, in which nothing is done yet")
 
 
 def eight_pictures(folder: Path) -> Path:
@@ -159,6 +178,25 @@ def test_semantics_of_no_picture_end_with_3(xmodal: Xmodal, tmp_path: Path) -> N
     assert said.code == 3
     assert "pictures/semantics: 8 of 8 absent or unusable, most often without regions: exit code 3" in said.out
     assert xmodal(*asked, "--most-absent", 1).code == 0
+
+
+def test_a_region_that_only_fills_up_gives_its_feature_and_no_words(
+    xmodal: Xmodal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dark blue has a score of 60 / 255, which is below the threshold of the small detector."""
+    kind = replace(detectors.KINDS["toy"], fewest=1, threshold=0.5, says_all=False)
+    monkeypatch.setitem(detectors.KINDS, "toy", kind)
+    raw, root = eight_pictures(tmp_path), tmp_path / "root"
+    (raw / "p005.jpg").write_bytes(picture(BLUE, BLUE, BLUE, BLUE))
+    asked = ["build", f"{FIXTURE}/semantics", "--root", root, "--raw", raw, "--set=regions.detector=toy"]
+    (said,) = xmodal.done(*asked)["outputs"]
+    assert (said["counts"]["captions"], said["failures"], said["absent"]) == (7, {"unsure": 1}, 1)
+    (regions,), (semantics,) = find(str(root), "regions"), find(str(root), "semantics")
+    assert len(RegionStore(regions).features("p005")) == 1
+    assert semantics.config["least_score"] == 0.5
+    assert {caption.item for caption in read_rows(semantics, Caption)} == {f"p{n:03d}" for n in range(8)} - {"p005"}
+    (said,) = xmodal.done(*asked, "--set=semantics.least_score=0")["outputs"]
+    assert (said["counts"]["captions"], said["failures"]) == (8, {})
 
 
 def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> None:
@@ -227,6 +265,15 @@ def test_regions_without_words_are_drawn_with_numbers(tmp_path: Path, monkeypatc
     store = RegionStore(make_store(tmp_path, [some_regions("a", 3)]))
     assert max(region_sheet(store, "a", Image.new("RGB", (64, 48))).size) >= SIDE
     assert store.classes("a") is not None, "the numbers stay"
+
+
+@pytest.mark.parametrize("size", [(6000, 4000), (20_000, 30), (2, 3000), (300, 20), (16, 12)])
+def test_large_and_thin_pictures_are_drawn_at_a_size_to_read(size: tuple[int, int], tmp_path: Path) -> None:
+    store = RegionStore(make_store(tmp_path, [some_regions("a", 3, size=size)]))
+    drawn = region_sheet(store, "a", Image.new("RGB", size))
+    assert SIDE <= max(drawn.size) <= LARGEST + 5 * LINE
+    assert drawn.width >= PANEL
+    assert drawn.height >= 2 * LINE
 
 
 def test_a_box_that_ends_before_it_begins_is_drawn_between_its_corners() -> None:

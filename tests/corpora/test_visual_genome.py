@@ -162,7 +162,7 @@ def test_a_vocabulary_is_the_same_however_its_lines_end(folder: Path, end: str, 
     [
         (b"", "objects_vocab.txt is empty"),
         (b"dog,\ncat", r"objects_vocab.txt:1: '' is no name"),
-        (b"dog\ncat,dog", r"objects_vocab.txt:2: id dog is there a second time"),
+        (b"dog\ncat,dog", r"objects_vocab.txt:2: the name .dog. is there a second time"),
         (b"dog\n\xff", r"objects_vocab.txt:2 is not UTF-8"),
     ],
 )

@@ -30,7 +30,7 @@ SHORT = DetectorRecipe(steps=4, side=64, width=4, feature=8, proposals=4)
 
 def test_everything_is_done_once_and_what_is_printed_is_measured(tmp_path: Path) -> None:
     root = str(tmp_path / "root")
-    options = BuildOptions(open_storage(root))
+    options = BuildOptions(open_storage(root), settings={"semantics.least_score": 0.0})  # 4 steps make nothing sure
     first = sparse(options, tmp_path, WORLD, SHORT, epochs=1)
     assert [row["stage"] for row in first["outputs"]] == ["records", "media", "records", "regions", "semantics"]
     assert all(row["built"] for row in first["outputs"])
@@ -67,6 +67,9 @@ def test_everything_is_done_once_and_what_is_printed_is_measured(tmp_path: Path)
     assert row.split()[-1] == f"{measured.rsum:.1f}"
     look = [line.split() for line in lines if line.endswith("/tsne")]
     assert [words[1:3] for words in look] == [["look", os.path.relpath(run)]]
+    regions = [line.split() for line in lines if "--regions" in line]
+    assert [words[1:3] for words in regions] == [["look", "coco"]]
+    assert any(line.split()[1:5] == ["train", "detector", "--corpus", "visual_genome"] for line in lines)
 
 
 def test_rows_differ_in_what_their_names_say_alone() -> None:

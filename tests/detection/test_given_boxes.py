@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from xmodal.detection.given_boxes import boxes_in_file
+from xmodal.errors import UserError
 
 READ = """
 import os, sys
@@ -50,3 +51,24 @@ def test_a_refused_table_of_boxes_ends_the_process_with_one_line(
 def test_lines_of_boxes_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "b.tsv").write_text("a.jpg\t1\t2\t3\t4\n", "utf-8-sig")
     assert boxes_in_file(tmp_path / "b.tsv") == {"a.jpg": ((1.0, 2.0, 3.0, 4.0),)}
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n", "\r\n \r\n"])
+def test_blank_last_lines_of_boxes_are_nothing(end: str, tmp_path: Path) -> None:
+    (tmp_path / "b.tsv").write_text(f"a.jpg\t1\t2\t3\t4{end}", newline="")
+    assert boxes_in_file(tmp_path / "b.tsv") == {"a.jpg": ((1.0, 2.0, 3.0, 4.0),)}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a\t1\t2\t3\t4\t0.9\n", r"b\.tsv:1 is not id, left, top, right, bottom with tabs between: it has 6 columns"),
+        ("a\t1\t2\t3\t4\nb\t1\t2\t3\t4\t0.9\n", r"b\.tsv:2 is not id, .*: it has 6 columns"),
+        ("a\t1\t2\t3\t4\nb\t1\t2\n", r"b\.tsv:2 is not id, .*: it has 3 columns"),
+        ("a\t1\t2\t3\t4\n\nb\t1\t2\t3\t4\n", r"b\.tsv:2 is not id, .*: it is blank"),
+    ],
+)
+def test_lines_that_are_no_boxes_are_told_by_their_columns(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "b.tsv").write_text(text)
+    with pytest.raises(UserError, match=said):
+        boxes_in_file(tmp_path / "b.tsv")

@@ -165,13 +165,15 @@ def test_an_export_never_replaces_anything(made: str, tmp_path: Path) -> None:
         export(made, tmp_path / "nowhere/x.h5", "regions")
 
 
-@pytest.mark.parametrize("id", ["a/b", "..", "../a", ".hidden", "a\\b", "a\nb", "l" * 252])
+@pytest.mark.parametrize(
+    "id", ["..", "../a", "/a", "a//b", "a/", "a/../b", "a/.h", ".hidden", "a\\b", "a\nb", "l" * 252, f"{'l' * 256}/a"]
+)
 def test_an_id_that_is_no_safe_file_name_is_refused_by_name(id: str, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["features"], file["ids"] = some_rows(2), np.array(["a", id], object)
     store = bring_in(tmp_path / "x.h5", tmp_path / "root")
     for out in ("x.tar", "folder"):
-        with pytest.raises(UserError, match=r"^id '(a|l|\.)[^ ]*' cannot be written to"):
+        with pytest.raises(UserError, match=r"^id '(a|l|\.|/)[^ ]*' cannot be written to"):
             export(store.output.where, tmp_path / out)
         assert not (tmp_path / out).exists()
     export(store.output.where, tmp_path / "y.h5")
@@ -188,6 +190,18 @@ def test_ids_with_dots_are_not_written_to_a_tar(tmp_path: Path) -> None:
     for number, out in enumerate(("x.npy", "x.h5", "folder")):
         export(made, tmp_path / out)
         assert set(bring_in(tmp_path / out, tmp_path / f"root{number}").ids) == {"plain", "photo.jpg", "photo.png"}
+
+
+@pytest.mark.parametrize("out", ["folder", "x.tar"])
+def test_ids_with_slashes_are_files_in_folders_below(out: str, tmp_path: Path) -> None:
+    ids = ["a", "b.d/c", "b/d/e"]
+    made = bring_in(array_with_ids(tmp_path / "a", some_rows(3), ids), tmp_path / "root").output.where
+    export(made, tmp_path / out)
+    if out == "folder":
+        assert (tmp_path / "folder/b/d/e.npz").is_file()
+    store = bring_in(tmp_path / out, tmp_path / "other")
+    assert sorted(store.ids) == ids
+    np.testing.assert_array_equal(store.read(ids), some_rows(3))
 
 
 # --------------------------------------------------------------------------------------------------------- what is read

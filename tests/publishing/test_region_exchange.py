@@ -17,6 +17,7 @@ from tests.toy_root import item_id, make_root
 from xmodal.detection.region_semantics import semantics_of
 from xmodal.detection.region_store import RegionStore
 from xmodal.errors import UserError
+from xmodal.features.store import FeatureStore
 from xmodal.recipes import View
 from xmodal.records.tables import Caption, read_rows
 from xmodal.records.views import captions_by_item
@@ -221,6 +222,74 @@ def test_a_blank_line_among_words_is_refused(text: str, tmp_path: Path, capsys: 
     line = 1 if "cat" not in text.splitlines()[0] else 2
     assert capsys.readouterr().err.startswith(f"xmodal: {words}:{line} is blank: give it a name, or remove it")
     assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("kind", ["object", "attribute"])
+def test_too_few_words_are_refused_before_anything_is_written(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = some_regions("a", 2)
+    for named in (seen.classes, seen.attributes):
+        assert named
+        named.ids_K[:] = 1
+    path, words = tsv(tmp_path / "vg.tsv", [fields_of(seen)]), tmp_path / "words.txt"
+    words.write_text("cat\n")
+    asked = ["import", str(path), "--root", str(tmp_path / "root"), "--name", "x", f"--{kind}-words", str(words)]
+    assert main([*asked, "--serial", "--quiet"]) == 1
+    told = f"'a' has {kind} 1, counted from 0, of which --{kind}-words has 1: give the words of its detector"
+    assert told in capsys.readouterr().err
+    assert not list((tmp_path / "root").glob("x/*"))
+    words.write_text("cat\ndog\n")
+    assert main([*asked, "--serial", "--quiet"]) == 0
+
+
+@pytest.mark.parametrize("text", ["cat\ndog\ncat\n", "cat\ndog, cat"])
+def test_a_word_that_is_there_twice_is_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, words = tsv(tmp_path / "vg.tsv", [fields_of(some_regions("a", 2))]), tmp_path / "words.txt"
+    words.write_text(text)
+    asked = ["import", str(path), "--root", str(tmp_path / "root"), "--name", "x", "--object-words", str(words)]
+    assert main([*asked, "--quiet"]) == 1
+    line = 2 if "," in text else 3
+    assert f"words.txt:{line}: the name 'cat' is there a second time" in capsys.readouterr().err
+
+
+def test_regions_without_an_area_are_no_words_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root, seen = make_root(tmp_path, items=12), replace(some_regions(item_id(1), 3), id=item_id(1))
+    seen.boxes_K4[1, 2] = seen.boxes_K4[1, 0]
+    path = tsv(tmp_path / "vg.tsv", [fields_of(seen)])
+    (tmp_path / "words.txt").write_text("cat\ndog\nsky\n")
+    words = [f"--{name}-words={tmp_path / 'words.txt'}" for name in ("object", "attribute")]
+    asked = ["import", str(path), "--root", root, "--name", "x", *words, "--semantics", "pictures", "--serial"]
+    assert main(asked) == 0
+    assert "1 captions by semantics; 1 regions without an area are left out" in capsys.readouterr().out
+
+
+def test_no_array_holds_regions_but_those_of_scan(tmp_path: Path) -> None:
+    where = make_store(tmp_path / "made", [some_regions("a", 3)])
+    with pytest.raises(
+        UserError, match=r"ragged, which no \.npy can be: export to x_ims\.npy, x\.h5, x\.tar or a folder"
+    ):
+        export(where, tmp_path / "r.npy")
+
+
+@pytest.mark.parametrize("out", ["folder", "x.tar"])
+def test_ids_with_slashes_go_into_folders_below_and_come_back(
+    out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pictures = [replace(some_regions(id, 3), id=id) for id in ("a", "b/c", "b/d/e")]
+    export(make_store(tmp_path / "made", pictures), tmp_path / out)
+    if out == "folder":
+        assert (tmp_path / "folder/b/d/e.npz").is_file()
+        store = bring_in(tmp_path / out, tmp_path / "root")
+        for picture in pictures:
+            assert_same(store.picture(picture.id), picture)
+        return
+    asked = ["import", str(tmp_path / out), "--root", str(tmp_path / "root"), "--name", "mine", "--json", "--quiet"]
+    assert main([*asked, "--serial"]) == 0
+    features = FeatureStore(json.loads(capsys.readouterr().out)["path"])
+    assert features.ids == ("a", "b/c", "b/d/e")
+    for picture in pictures:
+        np.testing.assert_array_equal(features.read([picture.id])[0], picture.features_KD)
 
 
 def test_semantics_of_no_item_of_a_corpus_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

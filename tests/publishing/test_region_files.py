@@ -193,7 +193,8 @@ def test_bad_files_beside_a_scan_array_are_refused(change: Callable[[Path], Any]
     [
         ("boxes", np.ones((8, 4), "f4"), r"boxes is \(8, 4\), but there are 9 regions"),
         ("sizes", np.ones((3, 2), "i4"), "offsets or sizes are not those of its 4 pictures"),
-        ("offsets", np.array([0, 3, 2, 8, 9]), "9 rows, but there are 4 ids"),
+        ("offsets", np.array([0, 3, 2, 8, 9]), "its offsets must rise from 0 to the 9 rows of features"),
+        ("offsets", np.array([0, 3, 3, 8, 12]), "they begin with 0 and end with 12"),
         ("class_ids", np.zeros(7, "i4"), r"class_ids is \(7,\), but there are 9"),
     ],
 )

@@ -19,7 +19,7 @@ from tests.detection.test_region_store import WORDS, make_store
 from tests.made import made
 from tests.toy_root import fit, item_id, make_root, one_thread, recipe
 from xmodal.checks.statistics import describe
-from xmodal.detection.region_store import Named, PictureRegions
+from xmodal.detection.region_store import Named, PictureRegions, RegionStore
 from xmodal.errors import UserError
 from xmodal.recipes import View
 from xmodal.records.tables import Caption, read_rows
@@ -39,8 +39,8 @@ def seen(id: str, things: Sequence[tuple[int, int]]) -> PictureRegions:
     count = len(things)
     scores = np.linspace(0.5, 0.9, count, dtype=np.float32)
     named = [Named(np.array(ids, np.int32), scores) for ids in zip(*things, strict=True)]
-    filled = np.zeros((count, 4), np.float32)
-    return PictureRegions(id, filled, filled, (64, 64), *named)
+    boxes = np.tile(np.array([0, 0, 9, 9], np.float32), (count, 1))
+    return PictureRegions(id, boxes, np.zeros_like(boxes), (64, 64), *named)
 
 
 def blank(id: str) -> PictureRegions:
@@ -53,10 +53,13 @@ def build_semantics(root: str, things: Sequence[tuple[int, int]] = CIRCLES, show
     return semantics_of(root, pictures, shown)
 
 
-def semantics_of(root: str, pictures: Sequence[PictureRegions], shown: float = 0.1) -> Output:
+def semantics_of(
+    root: str, pictures: Sequence[PictureRegions], shown: float = 0.1, least_score: float | None = None
+) -> Output:
     records = records_of(root)
     regions = Output(records.storage, make_store(Path(root), pictures).removeprefix(f"{records.storage.url}/"))
-    return build(made("semantics", SemanticsConfig(shown), records=records, regions=regions), records.storage)
+    config = SemanticsConfig(shown, least_score)
+    return build(made("semantics", config, records=records, regions=regions), records.storage)
 
 
 @pytest.fixture(scope="module")
@@ -223,3 +226,27 @@ def test_regions_without_words_are_refused(kind: str, root: str, monkeypatch: py
     else:
         with pytest.raises(UserError, match=told):
             build(labelled, records.storage)
+
+
+def test_regions_without_an_area_give_no_words_and_are_counted(root: str) -> None:
+    some, flat = seen(item_id(0), CIRCLES), seen(item_id(1), CIRCLES)
+    some.boxes_K4[1, 2] = some.boxes_K4[1, 0]
+    flat.boxes_K4[:, 1] = 12
+    output = semantics_of(root, [some, flat])
+    (caption,) = read_rows(output, Caption)
+    assert (caption.item, caption.text) == (item_id(0), f"{WORDS['attributes'][0]} {WORDS['classes'][0]}")
+    counts = {"captions": 1, "without regions": 0, "not in the corpus": 0, "regions without area": 3}
+    assert output.totals["counts"] == counts
+    assert output.totals["failures"] == {"unsure": 1}
+
+
+def test_a_least_score_leaves_out_regions_and_not_their_features(root: str) -> None:
+    pictures = [seen(item_id(0), CIRCLES), seen(item_id(1), CIRCLES[:1])]
+    output = semantics_of(root, pictures, least_score=0.7)
+    assert [caption.text for caption in read_rows(output, Caption)] == [
+        f"{WORDS['attributes'][1]} {WORDS['classes'][1]}"
+    ]
+    (failure,) = [failure for unit in output.units() for failure in unit.failures]
+    assert failure == (item_id(1), "unsure", "no region has an area and a score of 0.7: the surest has 0.50")
+    (regions,) = find(root, "regions")
+    assert len(RegionStore(regions).features(item_id(1))) == 1

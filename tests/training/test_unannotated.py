@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.commands.data.prune import _kept
 from pipelines.demo.world import describe, scene
-from tests.stages.test_semantics_stage import ITEMS, build_semantics
+from tests.stages.test_semantics_stage import CIRCLES, ITEMS, build_semantics, seen, semantics_of
 from tests.toy_root import WORLD, fit, item_id, make_root, recipe
 from tests.toy_root import one_thread as one_thread
 from tests.training.test_training import assert_same_run
@@ -17,6 +17,7 @@ from tests.training.test_training_together import assert_near, curve, processes,
 from xmodal.batches import distributed
 from xmodal.errors import UserError
 from xmodal.models.a3vse import WEIGHTS, A3VSEConfig
+from xmodal.progress import Silence
 from xmodal.recipes import Optimiser, Phase, Recipe, View
 from xmodal.records.derived_splits import Share
 from xmodal.records.views import members
@@ -152,6 +153,24 @@ def test_one_of_several_semantics_is_named_as_other_outputs_are(tmp_path: Path) 
 def test_prune_keeps_the_semantics_of_a_run(root: str, whole: str) -> None:
     (semantics,), (records,) = find(root, "semantics"), find(root, "records")
     assert {semantics.identity, records.identity} < {*_kept(whole)}
+
+
+def test_pictures_without_a_sure_region_are_left_out_and_told(tmp_path: Path) -> None:
+    """Every other picture has a region of a score of 0.5 alone."""
+    own, said = make_root(tmp_path, ITEMS, places=2), list[str]()
+
+    class Told(Silence):
+        def say(self, text: str) -> None:
+            said.append(text)
+
+    semantics_of(own, [seen(item_id(n), CIRCLES[: 1 + n % 2]) for n in range(ITEMS)], least_score=0.7)
+    fit(a3vse(), own, str(tmp_path / "run"), progress=Told())
+    (records,) = find(own, "records")
+    others = members(records, f"{SPLIT}:unannotated")
+    without = sum(int(id[1:]) % 2 == 0 for id in others)
+    told = f"{len(others) - without} items with {len(others) - without} semantics (0 left out without features"
+    assert any(f"beside them {told}, {without} without semantics)" in line for line in said), said
+    assert losses(str(tmp_path / "run"))
 
 
 def test_items_without_semantics_are_told(tmp_path: Path) -> None:

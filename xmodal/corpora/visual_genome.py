@@ -64,7 +64,9 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
     for where, line in lines(raw, path):
         names = tuple(" ".join(name.split()) for name in line.split(","))
         for name in names:
-            once(seen, matched(NAME, name, where, "name")[0], where)
+            if matched(NAME, name, where, "name")[0] in seen:
+                raise UserError(f"{where}: the name {name!r} is there a second time: give each class its own names")
+            seen.add(name)
         outputs.append(names)
     if len(outputs) == 1:
         raise UserError(f"{path} is empty")

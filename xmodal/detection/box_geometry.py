@@ -11,6 +11,12 @@ from numpy.typing import NDArray
 Boxes = NDArray[np.floating[Any]]
 
 
+def has_area(boxes_K4: Boxes) -> NDArray[np.bool_]:
+    """Says of each box whether its right and bottom lie beyond its left and top, (K,)."""
+    is_beyond_K: NDArray[np.bool_] = np.all(boxes_K4[:, 2:] > boxes_K4[:, :2], axis=1)
+    return is_beyond_K
+
+
 def iou(boxes_A4: Boxes, boxes_B4: Boxes, inclusive: bool = False) -> NDArray[np.float64]:
     """Intersection over union, (A, B); 0 where both boxes are empty.
 

@@ -1,6 +1,7 @@
 """Boxes that are given to a detector, by picture: annotated ones of records, or those of a user's file."""
 
 import math
+import re
 from codecs import BOM_UTF8
 from pathlib import Path
 
@@ -18,6 +19,7 @@ FORM = (  # of a user's file
     "20<tab>110.5<tab>90', right and bottom just outside of it; or a .parquet table with id and boxes, four numbers a "
     "box in one list; or regions as `xmodal import` takes them"
 )
+NUMBER = re.compile(rb"[-+]?\d+(\.\d*)?")
 Boxes = tuple[tuple[float, ...], ...]  # left, top, right, bottom of each, from 0
 
 
@@ -58,7 +60,7 @@ def boxes_in_file(path: Path) -> dict[str, Boxes]:
     head = _head(path)
     if head.startswith(b"PAR1"):
         found = _of_table(path)
-    elif head.partition(b"\n")[0].count(b"\t") == 4:
+    elif _begins_with_a_box(head.partition(b"\n")[0]):
         found = _of_lines(path)
     else:
         found = _of_foreign(path)
@@ -67,6 +69,12 @@ def boxes_in_file(path: Path) -> dict[str, Boxes]:
             raise UserError(f"{path}: the boxes of {id!r} are not four finite numbers each: left, top, right, bottom")
         refuse_reversed(path, id, boxes)
     return found
+
+
+def _begins_with_a_box(line: bytes) -> bool:
+    """Whether there are five columns, or numbers in those after the first, which no file of regions has."""
+    fields = line.split(b"\t")
+    return len(fields) == 5 or (len(fields) > 5 and all(NUMBER.fullmatch(field) for field in fields[1:5]))
 
 
 def _head(path: Path) -> bytes:
@@ -81,9 +89,11 @@ def _head(path: Path) -> bytes:
 
 def _of_lines(path: Path) -> dict[str, Boxes]:
     found: dict[str, Boxes] = {}
-    for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().removeprefix(BOM_UTF8).rstrip().splitlines(), 1):
         try:
             id, *sides = line.decode().split("\t")
+            if len(sides) != 4:
+                raise ValueError(f"it has {len(sides) + 1} columns" if line.strip() else "it is blank")
             found[id] = (*found.get(id, ()), tuple(map(float, sides)))
         except ValueError as error:
             raise UserError(

@@ -149,7 +149,7 @@ def _look_into_folder(folder: Path) -> ForeignRegions | None:
     files = [file for file in files_in(folder) if file.suffix == ".npz"]
     if not files or not is_milvlg(files[0]):
         return None
-    names, width, read, dtype = look_at_npz(files)
+    names, width, read, dtype = look_at_npz(folder, files)
     return ForeignRegions(tuple(str(file.absolute()) for file in files), tuple(names), width, dtype, read)
 
 

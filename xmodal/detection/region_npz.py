@@ -1,5 +1,6 @@
 """MILVLG's folder of regions: ID.npz with x, bbox, num_bbox, image_h, image_w and info.
 
+An id with a slash names a file in a folder below.
 `info` is a pickled dict with objects_id, objects_conf, attrs_id and attrs_conf; it is read by an unpickler that knows
 arrays and nothing else. The keys are those of MILVLG/bottom-up-attention.pytorch@4dbce86:utils/extract_utils.py.
 """
@@ -16,11 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.detection.region_store import Named, PictureRegions
+from xmodal.features.foreign_formats import id_of
 from xmodal.raw.archives import LARGEST
 from xmodal.raw.array_files import Head, npy_header, reading, unchecked_header
 from xmodal.raw.pickled_arrays import read_object_array
 
 SIDES = ("image_w", "image_h")
+ENDING = ".npz"
 
 
 def is_milvlg(file: Path) -> bool:
@@ -28,7 +31,7 @@ def is_milvlg(file: Path) -> bool:
         return {"x.npy", "bbox.npy"} <= set(archive.namelist())
 
 
-def look_at_npz(files: list[Path]) -> tuple[list[str], int, Any, str]:
+def look_at_npz(folder: Path, files: list[Path]) -> tuple[list[str], int, Any, str]:
     """Returns ids, numbers of a feature, a function that reads some pictures, and the features' dtype."""
     heads = list[Head]()
     for file in files:
@@ -39,8 +42,9 @@ def look_at_npz(files: list[Path]) -> tuple[list[str], int, Any, str]:
             if heads and (x[0][1], x[1]) != (heads[0][0][1], heads[0][1]):
                 raise ValueError(f"x is {x[0]} {x[1]}, unlike {files[0].name}, where it is {heads[0][0]} {heads[0][1]}")
             heads.append(x)
-    read = partial(_read, tuple(map(str, files)))
-    return [file.stem for file in files], heads[0][0][1], read, str(heads[0][1])
+    ids = tuple(id_of(file, folder, ENDING) for file in files)
+    read = partial(_read, ids, tuple(map(str, files)))
+    return [*ids], heads[0][0][1], read, str(heads[0][1])
 
 
 def write_npz(folder: Path, pictures: Iterable[PictureRegions]) -> None:
@@ -53,18 +57,21 @@ def write_npz(folder: Path, pictures: Iterable[PictureRegions]) -> None:
             if named:
                 info |= {f"{kind}_id": named.ids_K, f"{kind}_conf": named.scores_K}
         arrays: dict[str, Any] = {"x": picture.features_KD, "bbox": picture.boxes_K4, "num_bbox": count, **size}
-        np.savez_compressed(folder / f"{picture.id}.npz", **arrays, info=np.array(info | size, object))
+        file = folder / f"{picture.id}{ENDING}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez_compressed(file, **arrays, info=np.array(info | size, object))
 
 
-def _read(files: tuple[str, ...], items: range) -> Iterator[PictureRegions]:
-    for name in files[items.start : items.stop]:
+def _read(ids: tuple[str, ...], files: tuple[str, ...], items: range) -> Iterator[PictureRegions]:
+    for item in items:
+        name = files[item]
         with reading(name), zipfile.ZipFile(name) as archive:
             there = set(archive.namelist())
             values = {key: _array(archive, key) for key in ("x", "bbox", *SIDES) if f"{key}.npy" in there}
             info = _info(archive) if "info.npy" in there else {}
             named = [_named(info, kind) for kind in ("objects", "attrs")]
             size = _picture_size({side: values[side] for side in SIDES if side in values})
-        yield PictureRegions(Path(name).stem, values["bbox"].astype("f4"), values["x"], size, *named)
+        yield PictureRegions(ids[item], values["bbox"].astype("f4"), values["x"], size, *named)
 
 
 def _picture_size(sides: dict[str, NDArray[Any]]) -> tuple[int, int] | None:

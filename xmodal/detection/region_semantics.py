@@ -6,6 +6,7 @@ Each region gives "attribute class", as in "blue car"; the surest class comes fi
 from collections.abc import Collection
 
 import numpy as np
+from numpy.typing import NDArray
 
 from xmodal.detection.region_arrays import DetectorWords
 from xmodal.detection.region_store import Named
@@ -14,12 +15,18 @@ SEMANTICS = "semantics"  # the stage, and the source of its captions
 SHOWN = 0.1  # an attribute is said if it is more probable (peteanderson80/bottom-up-attention@master:tools/demo.ipynb)
 
 
-def semantics_of(words: DetectorWords, classes: Named | None, attributes: Named | None, shown: float = SHOWN) -> str:
-    """The words of all regions by their class scores; equal ones stay in the order of the regions."""
+def semantics_of(
+    words: DetectorWords,
+    classes: Named | None,
+    attributes: Named | None,
+    shown: float = SHOWN,
+    said_K: NDArray[np.bool_] | None = None,
+) -> str:
+    """The words of regions by their class scores; equal ones stay in order. `said_K` says which; None is all."""
     if classes is None:
         return ""
     phrases = phrases_of(words, classes, attributes, shown)
-    return " ".join(phrases[place] for place in surest_first(classes))
+    return " ".join(phrases[place] for place in surest_first(classes) if said_K is None or said_K[place])
 
 
 def phrases_of(words: DetectorWords, classes: Named, attributes: Named | None, shown: float = SHOWN) -> list[str]:

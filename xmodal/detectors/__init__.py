@@ -55,6 +55,7 @@ class DetectorKind:
     seconds: float  # of one core, a picture
     fewest: int = 10  # regions of a picture that are kept where no setting says it, as is the next one
     threshold: float = 0.2  # as in bottom-up attention
+    says_all: bool = True  # regions below the threshold, which make up the fewest, give words in semantics, too
     files: tuple[str, ...] = ("detector",)  # that `load` reads, as --file names them
 
 
@@ -63,7 +64,7 @@ KINDS = {  # by the first part of a detector's name: bottom_up, torchvision/NAME
     "torchvision": DetectorKind("torchvision_detectors", 6.6),
     "detectron2": DetectorKind("detectron2_detectors", 8.0),
     # Its candidates below the threshold, that of its own validation, are no things; one is kept as a feature.
-    "small": DetectorKind("small_faster_rcnn", 0.01, fewest=1, threshold=SCORE),
+    "small": DetectorKind("small_faster_rcnn", 0.01, fewest=1, threshold=SCORE, says_all=False),
     "proposals": DetectorKind("edge_box_proposals", 3.0),
 }
 

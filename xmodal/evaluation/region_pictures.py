@@ -13,7 +13,8 @@ from xmodal.detection.region_store import RegionStore
 from xmodal.media.drawing import font_of, labelled
 
 MOST = 16  # regions that are drawn of a picture: more cannot be told apart
-SIDE = 640  # pixels that the longer side has at least
+SIDE, LARGEST = 640, 1600  # pixels that the longer side has at least and at most,
+THIN = 160  # and the shorter side where the longer one allows it
 PANEL, COLUMNS, LOOKED = 320, 6, 3  # of attention: pixels of a panel, panels in a row, regions that are drawn
 LETTERS, LINE, PAD = 15, 20, 3  # pixels of a label
 GOLDEN = 0.618034  # of the circle of hues from one region to the next, which keeps all apart
@@ -28,14 +29,23 @@ def region_sheet(store: RegionStore, id: str, picture: Image.Image, caption: str
     else:
         order, phrases = surest_first(classes), phrases_of(store.words, classes, store.attributes(id))
         names = [f"{phrase} {score:.2f}" for phrase, score in zip(phrases, classes.scores_K, strict=True)]
-    times, drawn = max(1.0, SIDE / max(picture.size)), order[:MOST]
-    large = picture.resize((round(picture.width * times), round(picture.height * times)), Image.Resampling.LANCZOS)
+    (large, times), drawn = _readable(picture), order[:MOST]
     draw_boxes(large, boxes_K4[drawn] * times, [names[place] for place in drawn])
     title = f"{len(order)} region" if len(order) == 1 else f"{len(order)} regions"
     if order[MOST:]:
         title = f"{len(drawn)} of {title}"
     others = f"; not drawn: {', '.join(phrases[place] for place in order[MOST:])}" if order[MOST:] else ""
     return labelled(np.asarray(large), [title], f"{id}: {caption}{others}" if caption or others else id)
+
+
+def _readable(picture: Image.Image) -> tuple[Image.Image, float]:
+    """A picture in which lines and letters can be seen, with white beside a thin one; and how much it is scaled."""
+    shorter, longer = sorted(picture.size)
+    times = min(max(1.0, SIDE / longer, THIN / shorter), LARGEST / longer)
+    width, height = (max(1, round(side * times)) for side in picture.size)
+    canvas = Image.new("RGB", (max(width, PANEL), max(height, 2 * LINE)), "white")
+    canvas.paste(picture.resize((width, height), Image.Resampling.LANCZOS))
+    return canvas, times
 
 
 def attention_regions(

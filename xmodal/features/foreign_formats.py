@@ -63,7 +63,14 @@ def _kind(path: Path) -> str:
 
 
 def files_in(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.name[0] != ".")
+    """Files in a folder and in those below it, in order; none that are hidden."""
+    found = (file for file in folder.rglob("*") if file.is_file())
+    return sorted(file for file in found if not any(part[0] == "." for part in file.relative_to(folder).parts))
+
+
+def id_of(file: Path, folder: Path, ending: str) -> str:
+    """The id that a file of a folder is named by, as a/b.npz of "a/b"."""
+    return file.relative_to(folder).as_posix().removesuffix(ending)
 
 
 def stored_as(dtype: np.dtype[Any]) -> Dtype:
@@ -207,6 +214,9 @@ def _look_into_hdf5(
         return key, names, None
     offsets = given.astype(np.int64)
     fits = offsets[0] == 0 and offsets[-1] == shape[0] and (np.diff(offsets) >= 0).all()
+    if not fits and shape[0] not in (len(names), COPIES * len(names)):
+        ends = f"they begin with {offsets[0]:,} and end with {offsets[-1]:,}"
+        raise ValueError(f"its offsets must rise from 0 to the {shape[0]:,} rows of {key}: {ends}")
     return key, names, tuple(offsets.tolist()) if fits else None
 
 
@@ -296,10 +306,8 @@ def _look_at_items(path: Path, kind: str, ids: Path | None, key: str | None) -> 
                 raise ValueError(f"it has several arrays a sample, so say which by --key; there are: {there}")
             pieces = tuple(piece for _, piece in members)
         else:
-            named = [file for file in files if file.name.endswith(ending)]
-            pieces = tuple(
-                ItemFile(file.name.removesuffix(ending), str(file.absolute()), 0, file.stat().st_size) for file in named
-            )
+            named = {id_of(file, path, ending): file for file in files if file.name.endswith(ending)}
+            pieces = tuple(ItemFile(id, str(file.absolute()), 0, file.stat().st_size) for id, file in named.items())
     if not pieces:
         raise UserError(f"{path} holds no {ending}")
     if kind == "npz":

@@ -21,7 +21,6 @@ examples:
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
 from pipelines.commands._text import absent, command, counts, failures
-from xmodal.errors import UserError
 
 
 def flags(parser: Parser) -> None:
@@ -37,8 +36,7 @@ def run(args: Args) -> Result:
     from pipelines.upkeep.corpus_build import build_stages, unread
 
     options = _flags.build_options(args)
-    if missing := [file for file in options.files.values() if not file.exists()]:
-        raise UserError(f"there is no file {missing[0]}")
+    _flags.refuse_missing(options.files)
     targets, storage = _flags.parse_targets(args, options), options.storage
     rows, notes = [], []
     if ignored := unread(options, [stage for _, stages in targets for stage in stages]):
@@ -102,8 +100,8 @@ def _commonest(row: Result) -> str:
     """The class of most failures, of files with the reason of one of them."""
     from pipelines.stages.semantics import WITHOUT_REGIONS
 
-    classes = {kind: of["files"] for kind, of in row.get("reasons", {}).items()} or row["failures"]
-    if not classes and row["counts"].get(WITHOUT_REGIONS):
-        return WITHOUT_REGIONS
+    classes = {kind: of["files"] for kind, of in row.get("reasons", {}).items()} or dict(row["failures"])
+    if without := row["counts"].get(WITHOUT_REGIONS):
+        classes[WITHOUT_REGIONS] = without
     kind: str = max(classes, key=classes.__getitem__, default="other bytes than are pinned")
     return f"{kind} ({row['reasons'][kind]['reason']})" if row.get("reasons") else kind

@@ -25,6 +25,7 @@ def run(args: Args) -> Result:
     from pipelines.upkeep.planning import plan
 
     options = _flags.build_options(args)
+    _flags.refuse_missing(options.files)
     targets = _flags.parse_targets(args, options)
     if ignored := unread(options, [stage for _, stages in targets for stage in stages]):
         options.progress.say(f"no stage of this plan reads {', '.join(ignored)}")

@@ -71,6 +71,9 @@ def _output(output: Result, root: str) -> str:
     name += f" of {output['of']}" if output["of"] else ""
     if not output["complete"]:
         what = "not finished: build again to go on"
+        if output["ended"]:
+            what = f"not finished, as its last build ended with: {output['ended']}; build again"
+            what += "" if output["units"] else f", or remove {output['path']}, in which nothing is done yet"
         if not output["needed"]:
             what = f"of a replaced list: `{command('prune', '--root', root)}` removes it, a day after it was begun"
         return f"{name}: {output['units']:,} of {output['planned'] or '?'} units, {what}"

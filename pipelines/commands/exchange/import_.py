@@ -53,6 +53,7 @@ def run(args: Args) -> Result:
     made = write_semantics(storage, corpus, Output(storage, f"{result['stage']}/{result['identity']}"), run, progress)
     counts = made.totals["counts"]
     told = {"captions": counts["captions"], "not_in_the_corpus": counts["not in the corpus"]}
+    told["without_area"] = counts.get("regions without area", 0)
     return result | {"semantics": made.where, **told}
 
 
@@ -64,8 +65,8 @@ def text(result: Result) -> Lines:
     if doubtful := [f"{count:,} {name}" for name, count in result["doubtful"].items()]:
         yield f"{' and '.join(doubtful)}: they are kept, but boxes should be in pixels of their picture, from 0"
     if "semantics" in result:
-        left = (
-            f"; {result['not_in_the_corpus']:,} pictures are not in the corpus" if result["not_in_the_corpus"] else ""
-        )
+        strangers, flat = result["not_in_the_corpus"], result["without_area"]
+        left = f"; {strangers:,} pictures are not in the corpus" if strangers else ""
+        left += f"; {flat:,} regions without an area are left out" if flat else ""
         yield f"{result['semantics']}: {result['captions']:,} captions by semantics{left}"
     yield f"`{command('train', 'RECIPE', '--set', 'visual.stage=' + result['stage'])}` reads it"

@@ -82,6 +82,7 @@ def _next(result: Result) -> Lines:
     runs = {one["evaluation"]["corpus"]: one["training"]["run"] for one in result["runs"]}  # the last of each
     trained = {one["evaluation"]["recipe"]: one["training"]["run"] for one in result["runs"]}
     run = os.path.relpath(trained.get("demo-pvse", runs.pop("coco")))  # PVSE has attention to look at
+    detector = result.get("sparse", {}).get("detector")
     of_sparse = [os.path.relpath(one["training"]["run"]) for one in result.get("sparse", {"runs": []})["runs"]]
     suggested = [
         ("status", "--root", root),
@@ -89,6 +90,12 @@ def _next(result: Result) -> Lines:
         ("look", run, "--root", root, "--attention", root.parent / "maps"),
         *(("look", corpus, "--root", root, "--frames", root.parent / "sheets") for corpus in [*runs][:1]),
         *(("look", run, "--root", root, "--tsne", root.parent / "tsne") for run in of_sparse[:1]),
+        *([("look", "coco", "--root", root, "--regions", root.parent / "boxes")] if detector else ()),
+        *(
+            [("train", "detector", "--corpus", "visual_genome", "--root", root, "--run", root.parent / "detector")]
+            if detector
+            else ()
+        ),
         ("publish", "coco", "--root", root, "--out", root.parent / "dataset"),
     ]
     beside = os.path.join(os.path.dirname(sys.executable), "xmodal")  # the program of this environment
