@@ -89,7 +89,7 @@ def _refuse_to_train(store: FeatureStore, model: object) -> None:
 
 
 def has_rows_of_texts(features: Output) -> bool:
-    """Is true of features that were made of records, and have rows that are not of their items but of their texts."""
+    """Is true of features that were made of records, and have rows of texts, not of items."""
     records = ancestor(features, "records")
     if records is None or ROWS not in features.files:
         return False
