@@ -42,12 +42,16 @@ Facts = tuple[str, int, int, int, int]  # path, size, mtime, ctime and inode: a 
 
 @dataclass(frozen=True)
 class FolderFiles:
-    """Pictures or clips, by their paths below a folder; others are counted by what they are, or by their endings."""
+    """Pictures or clips, by their paths below a folder; others are counted by what they are, or by their endings.
+
+    `followed` has the links that led out of the folder to some of them, and where to.
+    """
 
     folder: str
     kind: Kind
     paths: Sequence[str]
     left_out: Mapping[str, int]
+    followed: Mapping[str, str]
 
 
 def find_files(folder: str, kind: Kind | None, follow_links: bool, marker: str) -> FolderFiles:
@@ -72,7 +76,15 @@ def find_files(folder: str, kind: Kind | None, follow_links: bool, marker: str) 
         raise UserError(
             f"{folder} has no {NAMES[kind]}, by the endings of names{f'; there are: {others}' if others else ''}"
         )
-    return FolderFiles(folder, kind, paths, dict(left_out.most_common()))
+    followed = _followed(folder, paths) if follow_links else {}
+    return FolderFiles(folder, kind, paths, dict(left_out.most_common()), followed)
+
+
+def _followed(folder: str, paths: Sequence[str]) -> dict[str, str]:
+    parents = {str(parent) for path in paths for parent in PurePath(path).parents}
+    links = [one for one in sorted({*paths, *parents}) if os.path.islink(os.path.join(folder, one))]
+    home, led = os.path.realpath(folder), {link: os.path.realpath(os.path.join(folder, link)) for link in links}
+    return {link: place for link, place in led.items() if not PurePath(place).is_relative_to(home)}
 
 
 def describe_left_out(left_out: Mapping[str, int]) -> list[str]:

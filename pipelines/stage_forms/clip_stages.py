@@ -26,7 +26,7 @@ from pipelines.stage_forms.array_stages import (
     write_sources,
 )
 from pipelines.stage_forms.earlier_rows import EarlierRows
-from pipelines.stage_forms.media_stages import NOT_FINITE, PictureExtractor, Seen, rows_of
+from pipelines.stage_forms.media_stages import PictureExtractor, Seen, not_finite, rows_of
 from xmodal.features.frame_store import FrameStore
 from xmodal.features.zarr_arrays import all_finite
 from xmodal.media.frame_times import PASSING
@@ -125,5 +125,5 @@ def _runs(
         else:
             own = list(islice(rows, lengths[id]))
             if not all(map(all_finite, own)):
-                lost.setdefault(id, NOT_FINITE)
+                lost.setdefault(id, not_finite(empty.dtype.name))
             yield empty if id in lost else np.stack(own)[frames.frame_of_sample(id)]

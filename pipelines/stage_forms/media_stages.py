@@ -37,6 +37,7 @@ from xmodal.features.weight_files import weights_sha256
 from xmodal.features.zarr_arrays import all_finite
 from xmodal.media.frame_times import PASSING
 from xmodal.media.images import OnTruncated, UnreadableImage, normalised
+from xmodal.number_rules import above_zero
 from xmodal.raw.archives import Archives, MissingMedia, archive_of
 from xmodal.root.identity import fingerprint, since
 from xmodal.root.outputs import TRUNCATED, Output
@@ -45,7 +46,6 @@ from xmodal.root.sealed_sets import read_lock
 Seen = tuple[NDArray[Any] | None, NDArray[Any] | None]  # a row that is there, or the picture that one is made of
 Checksums = tuple[tuple[str, str | None], ...]  # of files; None where one is absent
 WEIGHTS = {"weights": "a state_dict of the network, .pth or .safetensors"}  # `StageKind.forms`
-NOT_FINITE = ("not_finite", "the network makes NaN or infinite numbers of it: --set dtype=float32 may help")
 C = TypeVar("C")
 R = TypeVar("R", bound=ResNet | ImageModel)
 
@@ -96,6 +96,12 @@ def with_weights(config: R, needs: Needs) -> tuple[R, Path | None, Resources]:
     return config, file, Resources(gpus=float(config.device == "cuda"))
 
 
+def not_finite(dtype: str) -> tuple[str, str]:
+    """The failure of a picture whose row has NaN or infinite numbers, and what may help."""
+    cure = "--set dtype=float32 may help" if dtype == "float16" else "its weights may have some, too"
+    return "not_finite", f"the network makes NaN or infinite numbers of it: {cure}"
+
+
 def check_weights(config: ResNet, files: Mapping[str, Path]) -> None:
     if "weights" not in files:
         config.check_weights()
@@ -110,10 +116,18 @@ def check_model(config: ImageModel, files: Mapping[str, Path]) -> None:
 class ResNetStageConfig(ResNet):
     deadline: float = since("0.2", DEADLINE)  # seconds for one picture
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above_zero(deadline=self.deadline)
+
 
 @dataclass(frozen=True)
 class ImageModelStageConfig(ImageModel):
     deadline: float = DEADLINE  # seconds for one picture
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        above_zero(deadline=self.deadline)
 
 
 def resnet_extractor(weights: Path | None, config: ResNetStageConfig) -> PictureExtractor:
@@ -215,7 +229,7 @@ class _PictureShard:
         for rows in rows_of(self._seen(), self.extractor):
             for row, id in zip(rows, ids, strict=False):  # rows first, else an id is lost with each block
                 if not all_finite(row):
-                    row[...] = self._give_up(id, *NOT_FINITE)
+                    row[...] = self._give_up(id, *not_finite(self.spec.dtype))
             yield rows
 
     def _seen(self) -> Iterator[Seen]:

@@ -21,7 +21,7 @@ from pipelines.engine.stage import Counts, Inputs, Resources, Sink, Stage, given
 from pipelines.engine.stage_kind import Needs, OpenMedia
 from pipelines.stage_forms.array_stages import ArrayShard, ArrayWriter, write_items, write_table
 from pipelines.stage_forms.earlier_rows import EarlierRows
-from pipelines.stage_forms.media_stages import NOT_FINITE, media_stage, read_medium
+from pipelines.stage_forms.media_stages import media_stage, not_finite, read_medium
 from xmodal.detection.box_geometry import has_area
 from xmodal.detection.given_boxes import FORM as BOXES
 from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_phrases, boxes_of_records
@@ -33,6 +33,7 @@ from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.weight_files import OF_FILE, weights_sha256
 from xmodal.media.images import UnreadableImage
 from xmodal.media.preparation import Preparation
+from xmodal.number_rules import above_zero
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.root.files import sha256_of
 from xmodal.root.identity import fingerprint
@@ -69,6 +70,7 @@ class RegionSettings:
     items: str = listed()
 
     def __post_init__(self) -> None:
+        above_zero(deadline=self.deadline)
         _ = self.spec  # refuses impossible lengths
 
     @property
@@ -215,7 +217,7 @@ class _Looking:
             candidates = self._extract(picture_HW3, None)
             found = self.config.select(candidates)
             if not len(found) and not _is_finite(candidates):
-                raise _NotUsable(*NOT_FINITE)
+                raise _NotUsable(*not_finite(self.config.dtype))
         else:
             inside_K4 = np.clip(boxes, 0, [width, height] * 2).astype(np.float32)
             has_area_K = has_area(inside_K4)
@@ -227,7 +229,7 @@ class _Looking:
         with np.errstate(over="ignore"):
             features_KD = found.features_KD.astype(self.config.dtype)
         if not (_is_finite(found) and np.isfinite(features_KD).all()):
-            raise _NotUsable(*NOT_FINITE)
+            raise _NotUsable(*not_finite(self.config.dtype))
         scores = (found.class_scores_KC, found.attribute_scores_KA)
         return PictureRegions(id, found.boxes_K4, features_KD, (width, height), *map(_named, scores))
 

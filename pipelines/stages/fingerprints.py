@@ -24,6 +24,7 @@ from pipelines.stage_forms.media_stages import Checksums, checksums, files_of, r
 from xmodal.checks.perceptual_hashes import hash_media
 from xmodal.media.frame_times import PASSING
 from xmodal.media.images import UnreadableImage
+from xmodal.number_rules import above_zero
 from xmodal.raw.archives import Archives, MissingMedia
 from xmodal.raw.raw_files import raw_of
 from xmodal.records.tables import Item, Kind
@@ -47,6 +48,7 @@ class FingerprintsConfig:
     def __post_init__(self) -> None:
         if self.media_per_unit < 1:
             raise ValueError(f"a unit has at least one medium, not {self.media_per_unit}")
+        above_zero(deadline=self.deadline)
 
 
 STAGE = StageKind(

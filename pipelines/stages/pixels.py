@@ -17,6 +17,7 @@ from pipelines.engine.stage_kind import Needs, StageKind
 from pipelines.stage_forms.media_stages import PictureExtractor, bytes_of_rows, picture_stage
 from xmodal import __version__
 from xmodal.features.feature_spec import FeatureSpec
+from xmodal.number_rules import above_zero
 from xmodal.root.identity import since
 
 VERSION = 4
@@ -35,6 +36,7 @@ class PixelsConfig:
     def __post_init__(self) -> None:
         if self.side < 1:
             raise ValueError(f"a side has at least 1 pixel, not {self.side}")
+        above_zero(deadline=self.deadline)
         _ = self.spec  # refuses impossible lengths
 
     @property

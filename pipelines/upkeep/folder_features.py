@@ -8,6 +8,7 @@
 Another state of the folder is another output, which takes over the rows of the one before, and then its place.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -31,6 +32,7 @@ from pipelines.stages import FILE_SETS
 from pipelines.upkeep.inspection import forget, verify
 from xmodal.detectors import KINDS
 from xmodal.errors import UserError, few
+from xmodal.features.frame_store import cut_clips
 from xmodal.features.image_models import check_model_name
 from xmodal.features.store import FeatureStore
 from xmodal.features.torchvision_models import BILLIONS
@@ -202,6 +204,9 @@ def _alone(out: Path) -> Iterator[None]:
     """Keeps other processes out of the store; a kill lets them in."""
     try:
         Path(out, RUNS).mkdir(parents=True, exist_ok=True)
+        for folder in (out, out / RUNS):
+            if not os.access(folder, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): {ANOTHER}") from error
     lock = os.open(out / RUNS, os.O_RDONLY)
@@ -326,6 +331,7 @@ def _describe(outputs: Sequence[Output], files: FolderFiles) -> dict[str, Any]:
     store = FeatureStore(outputs[-1])
     units = [unit for output in reversed(outputs) for unit in output.units()]  # of a clip, why it has no frames
     failures = {row: (kind, reason) for unit in units for row, kind, reason in unit.failures}
+    cut = cut_clips(outputs[0]) if files.kind == "clip" else {}
     about = {name: store.provenance.get(name) for name in ("network", "weights", "weights_sha256")}
     return about | {
         "store": store.output.where,
@@ -336,6 +342,7 @@ def _describe(outputs: Sequence[Output], files: FolderFiles) -> dict[str, Any]:
         "ragged": store.spec.ragged,
         "dtype": store.spec.dtype,
         "absent": {id: f"{kind}: {reason}" for id, (kind, reason) in failures.items() if id in store.absent},
-        "truncated": {id: reason for id, (kind, reason) in failures.items() if kind == TRUNCATED},
+        "truncated": {id: reason for id, (kind, reason) in failures.items() if kind == TRUNCATED} | cut,
         "left_out": dict(files.left_out),
+        "followed": dict(files.followed),
     }

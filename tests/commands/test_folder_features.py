@@ -184,6 +184,21 @@ def test_links_out_of_the_folder_are_left_out_unless_followed(xmodal: Xmodal, fo
     assert {*FeatureStore("store").ids} >= {"within.jpg", "file.jpg", "linked/one.jpg", "linked/two.jpg"}
 
 
+def test_links_that_were_followed_are_named(xmodal: Xmodal, folder: Path, tmp_path: Path) -> None:
+    put(tmp_path / "other/deep", one=20, two=21)
+    (folder / "file.jpg").symlink_to("../other/deep/one.jpg")
+    (folder / "a/linked").symlink_to(tmp_path / "other")
+    (folder / "within.jpg").symlink_to(folder / "0.jpg")
+    assert xmodal.done("features", folder, *PICTURES, "--out", "few")["followed"] == {}
+    made = xmodal.done("features", folder, *PICTURES, "--out", "store", "--follow-links")
+    led = {"a/linked": str(tmp_path / "other"), "file.jpg": str(tmp_path / "other/deep/one.jpg")}
+    assert made["followed"] == led
+    said = xmodal("features", folder, *PICTURES, "--out", "store", "--follow-links").out.splitlines()
+    assert [line for line in said if line.startswith("followed: ")] == [
+        f"followed: {link!r}: {place}" for link, place in led.items()
+    ]
+
+
 def test_help_says_which_links_are_taken_anyway() -> None:
     said = " ".join(in_subprocess("features", "--help").out.split())
     assert "--follow-links also files outside of DIR, and folders, that links lead to (default: only links to" in said
@@ -219,6 +234,19 @@ def test_a_folder_that_cannot_be_written_is_only_read(xmodal: Xmodal, folder: Pa
     }
 
 
+def test_a_store_that_cannot_be_written_is_told_by_its_name(
+    xmodal: Xmodal, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = xmodal.done("features", folder, *PICTURES, "--out", "store")
+    may = os.access
+    closed = {str(tmp_path / "store"), str(tmp_path / "store/_runs")}
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) not in closed and may(path, mode))
+    said = xmodal("features", folder, *PICTURES, "--out", "store")
+    assert said.complaint.endswith(
+        f"{made['store']} cannot be written (Permission denied): name another store with --out"
+    )
+
+
 def test_a_store_within_its_folder_is_none_of_its_pictures(
     xmodal: Xmodal, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,6 +268,15 @@ def test_a_folder_of_clips_has_a_row_for_each_sample(xmodal: Xmodal, clips: Path
     assert "frames" not in made["absent"]["broken.mp4"]
     store = FeatureStore(made["store"])
     assert [len(each) for each in store.read([f"{number}.gif" for number in range(5)])] == [1, 2, 3, 4, 5]
+
+
+def test_a_clip_that_is_cut_short_is_named(xmodal: Xmodal, clips: Path) -> None:
+    whole = (clips / "4.gif").read_bytes()
+    (clips / "4.gif").write_bytes(whole[: len(whole) * 2 // 3])
+    made = xmodal.done("features", clips, *CLIPS)
+    assert (made["absent"], made["truncated"]) == ({}, {"4.gif": "the file ends within a block"})
+    assert 0 < len(FeatureStore(made["store"]).read(["4.gif"])[0]) < 5
+    assert "truncated: '4.gif': the file ends within a block" in xmodal("features", clips, *CLIPS).out
 
 
 def test_a_folder_of_both_asks_which(xmodal: Xmodal, folder: Path) -> None:

@@ -14,8 +14,12 @@ from pipelines.engine.picture_decoder import NotDecoded, PictureDecoder, SquareD
 from pipelines.engine.stage import Stage
 from pipelines.engine.stage_kind import Needs
 from pipelines.stages import fingerprints
+from pipelines.stages.clip_features import ClipFeaturesConfig
+from pipelines.stages.clips import ClipsConfig
+from pipelines.stages.features import FeaturesConfig
 from pipelines.stages.fingerprints import FingerprintsConfig
 from pipelines.stages.pixels import PixelsConfig
+from pipelines.stages.regions import RegionsConfig
 from pipelines.stages.resnet import ResNetConfig
 from tests.clips import gif, numbered
 from tests.made import pixels, resnet
@@ -50,6 +54,16 @@ def many_scans(scans: int) -> bytes:
 def many_frames(count: int) -> bytes:
     """A GIF that covers a large canvas anew with each of its small frames."""
     return gif([numbered(number % 8, delay=10) for number in range(count)], size=(4000, 4000))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [ResNetConfig, FeaturesConfig, ClipsConfig, ClipFeaturesConfig, PixelsConfig, FingerprintsConfig, RegionsConfig],
+)
+@pytest.mark.parametrize("deadline", [0.0, -1.0])
+def test_a_deadline_that_leaves_no_time_is_refused(config: Any, deadline: float) -> None:
+    with pytest.raises(ValueError, match=rf"deadline {deadline} must be above zero"):
+        config(deadline=deadline)
 
 
 def of_pictures(stage: str, media: Output, items: Any) -> Stage[Any, Any]:

@@ -167,9 +167,12 @@ def test_a_clip_with_a_frame_that_is_not_finite_is_a_failure(name: str, storage:
         frames(sealed(storage, clip_files()), CLIPS, TAKEN),
         {"clip_features": clip_features, "clips": clips}[name],
     )
-    old = ClipsConfig("resnet18", "random:0", resize=64, crop=64, batch_size=4, items_per_shard=3)
-    output = build(stage(taken, CLIP if name == "clip_features" else old, tmp_path / "nan.pth"), storage)
+    old = ClipsConfig("resnet18", "random:0", 64, 64, dtype="float32", batch_size=4, items_per_shard=3)
+    config = replace(CLIP, dtype="float32") if name == "clip_features" else old
+    output = build(stage(taken, config, tmp_path / "nan.pth"), storage)
     assert output.totals["failures"] == {"not_finite": len(CLIPS)}
+    told = {reason for unit in output.units() for _, _, reason in unit.failures}
+    assert told == {"the network makes NaN or infinite numbers of it: its weights may have some, too"}
     assert FeatureStore(output).absent == {id for id, _ in CLIPS}
     assert output.totals["counts"] == {"clips": 0, "rows": 0}
 

@@ -41,6 +41,14 @@ def clips_file(shard: int) -> str:
     return f"clips/{shard:05d}.parquet"
 
 
+def cut_clips(frames: Output) -> dict[str, str]:
+    """The clips that end early or have damaged frames, and why; the frames that could be decoded are there."""
+    shards = [name for name in frames.files if name.startswith("clips/")]
+    tables = [read_columns(frames, name, "id", "status", "message") for name in shards]
+    rows = (row for table in tables for row in table.to_pylist())
+    return {row["id"]: row["message"] or row["status"] for row in rows if row["status"] in ("truncated", "damaged")}
+
+
 class FrameStore(FeatureStore):
     def __init__(self, source: Output | str) -> None:
         super().__init__(source, NAME)

@@ -83,7 +83,7 @@ def text(result: Result) -> Lines:
     if result["left_out"]:
         advice = "; --follow-links takes those of other files and folders" if LINKS in result["left_out"] else ""
         yield f"left out: {', '.join(describe_left_out(result['left_out']))}{advice}"
-    for name in ("absent", "truncated"):
+    for name in ("followed", "absent", "truncated"):
         reasons = result[name]
         yield from (f"{name}: {id!r}: {reasons[id]}" for id in [*reasons][:FEW])
         if len(reasons) > FEW:
