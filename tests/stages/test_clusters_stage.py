@@ -17,12 +17,14 @@ from tests.conftest import tree_digest
 from tests.made import made
 from tests.toy_root import fit, make_root, recipe
 from tests.toy_root import one_thread as one_thread
+from tests.training.test_trunk import make_root as make_pictures
 from xmodal import find as find_outputs
 from xmodal.batches.cluster_classes import k_means, pooled_rows, read_classes
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.features.store import FeatureStore
 from xmodal.models.dual_path import FLICKR30K, DualPathConfig
+from xmodal.recipes import View
 from xmodal.records.views import members
 from xmodal.root.outputs import Output
 from xmodal.root.storage import open_storage
@@ -110,6 +112,14 @@ def test_clusters_that_are_not_there_are_asked_for(root: str, clusters: Output, 
         clustered(copy, replace(CONFIG, seed=seed))
     with pytest.raises(UserError, match=r"several 5 clusters of toy/train.*seed=(0|1).*seed=(0|1)"):
         fit(SMALL, copy, str(tmp_path / "run"))
+
+
+def test_the_command_for_clusters_names_the_features_that_are_read(tmp_path: Path) -> None:
+    views = {"view": View("pictures", "train"), "validation": View("pictures", "val")}
+    with pytest.raises(UserError) as told:
+        fit(replace(SMALL, **views), make_pictures(tmp_path, "pooled"), str(tmp_path / "run"))
+    settings = "--set resnet.network=resnet18 --set resnet.weights=random:0 --set resnet.output=pooled"
+    assert settings in str(told.value)
 
 
 def test_classes_of_other_pictures_are_refused(clusters: Output) -> None:

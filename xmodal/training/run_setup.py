@@ -13,7 +13,7 @@ from xmodal.detection.region_store import RegionStore
 from xmodal.errors import UserError
 from xmodal.features.frame_store import NAME as FRAMES
 from xmodal.features.frame_store import FrameStore
-from xmodal.features.opening import describe_network, network_setting, open_features
+from xmodal.features.opening import describe_network, open_features
 from xmodal.features.store import FeatureStore
 from xmodal.progress import Progress, Silence
 from xmodal.recipes import WRITTEN, Features, Recipe, Tokens, View, clusters_of
@@ -113,8 +113,11 @@ class Setup:
             there = ", ".join(describe_differences(found))
             raise UserError(f"{corpus} has several {what}: leave one under {self.root}; there are: {there}")
         settings = [f"clusters.count={count}", f"clusters.split={split}"]
-        if recipe.visual.network:
-            settings.append(network_setting(recipe.visual.stage, recipe.visual.network))
+        stage, config = features.output.stage, features.output.config  # else others are built, and clustered
+        told = {
+            name: str(config[name]) for name in ("network", "model", "weights", "output", "views") if name in config
+        }
+        settings += [f"{stage}.{name}={value}" for name, value in told.items() if not value.startswith("sha256:")]
         raise UserError(f"no {what}: build it first ({build_command(self.root, corpus, CLUSTERS, settings)})")
 
     def phrases(self, recipe: Recipe, view: View, tables: Output, *, annotated: bool = False) -> PhraseFeatures:
