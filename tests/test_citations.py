@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import commands
+from pipelines import commands, stages
+from pipelines.engine.typed_settings import describe
+from pipelines.papers.recipe_runs import configs_of, recipes
 
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "tests/reference"
@@ -86,6 +88,25 @@ def test_commands_of_the_readme_have_what_they_require(capsys: pytest.CaptureFix
             if refused.code:
                 broken.append((words, capsys.readouterr().err.splitlines()[-1]))
     assert not broken
+
+
+@cache
+def settings() -> frozenset[str]:
+    """Every setting of a stage, a recipe or the detector's training, as --set takes it."""
+    kinds = {kind.name: kind.config() for kind in stages.all()}
+    every = [*kinds.items(), *(one for recipe in recipes().values() for one in configs_of(recipe).items())]
+    names = {(name, tuple(one) if isinstance(one, dict) else type(one)): one for name, one in every}
+    return frozenset(row["name"] for (name, _), one in names.items() for row in describe(one, name))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_settings_that_pages_name_exist(page: Path) -> None:
+    known = settings()
+    heads = {name.rpartition(".")[0] for name in known}
+    text = " ".join(page.read_text().split())
+    told = set(re.findall(r"--set ([a-z]\w*\.[\w.]+)=", text))
+    told |= {name for name in re.findall(r"`([a-z]\w*\.[\w.]+)(?:=[^`]*)?`", text) if name.rpartition(".")[0] in heads}
+    assert told <= known
 
 
 def test_pages_that_are_cited_have_anchors() -> None:

@@ -102,6 +102,7 @@ def _next(result: Result) -> Lines:
     xmodal = "xmodal" if shutil.which("xmodal") == beside else os.path.relpath(beside)
     yield from (shlex.join(map(str, (xmodal, *words))) for words in suggested)
     yield f"{shlex.quote(xmodal)} plan coco --root data        the real corpus"
+    yield f"{shlex.quote(xmodal)} corpora        others, such as Flickr30k Entities with phrases and boxes"
 
 
 def _recall(corpus: str, evaluations: list[Result]) -> Lines:
