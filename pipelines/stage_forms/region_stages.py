@@ -216,7 +216,7 @@ class _Looking:
         if boxes is None:
             candidates = self._extract(picture_HW3, None)
             found = self.config.select(candidates)
-            if not len(found) and not _is_finite(candidates):
+            if not len(found) and not _is_finite(candidates if len(candidates) else self._whole(picture_HW3)):
                 raise _NotUsable(*not_finite(self.config.dtype))
         else:
             inside_K4 = np.clip(boxes, 0, [width, height] * 2).astype(np.float32)
@@ -232,6 +232,11 @@ class _Looking:
             raise _NotUsable(*not_finite(self.config.dtype))
         scores = (found.class_scores_KC, found.attribute_scores_KA)
         return PictureRegions(id, found.boxes_K4, features_KD, (width, height), *map(_named, scores))
+
+    def _whole(self, picture_HW3: NDArray[np.uint8]) -> Regions:
+        """Looks at all of a picture: some networks drop candidates that are not finite themselves."""
+        height, width = picture_HW3.shape[:2]
+        return self._extract(picture_HW3, [np.array([[0, 0, width, height]], np.float32)])
 
     def _extract(self, picture_HW3: NDArray[np.uint8], boxes: list[NDArray[np.float32]] | None) -> Regions:
         with self.turn:

@@ -243,6 +243,19 @@ def test_too_few_words_are_refused_before_anything_is_written(
     assert main([*asked, "--serial", "--quiet"]) == 0
 
 
+def test_imports_are_told_apart_by_their_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, words = tsv(tmp_path / "vg.tsv", [fields_of(some_regions("a", 2))]), tmp_path / "words.txt"
+    asked = ["import", str(path), "--root", str(tmp_path / "root"), "--name", "x", "--object-words", str(words)]
+    for text in ("cat\ndog\nsky\n", "road\ndog\nsky\n"):
+        words.write_text(text)
+        assert main([*asked, "--serial", "--quiet"]) == 0
+    assert main(["status", "--root", str(tmp_path / "root")]) == 0
+    said = capsys.readouterr().out
+    assert "(words=cat,dog,sky)" in said
+    assert "(words=road,dog,sky)" in said
+    assert "_type" not in said
+
+
 @pytest.mark.parametrize("text", ["cat\ndog\ncat\n", "cat\ndog, cat"])
 def test_a_word_that_is_there_twice_is_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, words = tsv(tmp_path / "vg.tsv", [fields_of(some_regions("a", 2))]), tmp_path / "words.txt"

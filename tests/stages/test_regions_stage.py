@@ -175,7 +175,22 @@ def test_scores_that_are_not_finite_are_no_picture_without_things(
     monkeypatch.setattr(ToyDetector, "extract", broken)
     pictures = {name: PICTURES[name] for name in ("a.png", "blank.png")}
     output = build(regions(sealed(storage, pictures), names=pictures), storage)
-    assert output.totals["failures"] == {"no_regions": 1, "not_finite": 1}
+    assert output.totals["failures"] == {"not_finite": 2}, "of no picture can it be said that nothing is in it"
+
+
+def test_a_network_that_drops_its_own_broken_candidates_is_found_out(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = ToyDetector.extract
+
+    def broken(self: ToyDetector, images: Any, boxes: Any = None) -> list[Regions]:
+        given = [replace(found, features_KD=found.features_KD * np.nan) for found in look(self, images, boxes)]
+        return [found[np.arange(0)] for found in given] if boxes is None else given
+
+    monkeypatch.setattr(ToyDetector, "extract", broken)
+    pictures = {"a.png": PICTURES["a.png"]}
+    output = build(regions(sealed(storage, pictures), names=pictures), storage)
+    assert output.totals["failures"] == {"not_finite": 1}
 
 
 def test_a_picture_that_a_detector_cannot_resize_is_a_failure_alone(storage: Storage, tmp_path: Path) -> None:

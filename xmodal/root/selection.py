@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import islice
+from typing import Any
 
 from xmodal.errors import UserError
 from xmodal.root.outputs import Output, find
@@ -174,9 +175,19 @@ def describe_differences(outputs: Sequence[Output]) -> Iterator[str]:
 
 def _facts(config: Mapping[str, object]) -> list[str]:
     """Plain values of a config; what a stage worked out for itself, such as how pictures are prepared, is left out."""
-    plain = {name: value for name, value in config.items() if name != "_type" and not isinstance(value, dict)}
+    told = {name: _words_of(value) for name, value in config.items() if name != "_type"}
+    plain = {name: value for name, value in told.items() if not isinstance(value, dict)}
     facts = (f"{name}={value!s:.24}" for name, value in plain.items())
     return [fact for fact in facts if not OPAQUE.search(fact)]
+
+
+def _words_of(value: object) -> object:
+    """The words of a value that has nothing but lists of words, as a detector's; other values stay."""
+    lists: list[Any] = [each for name, each in value.items() if name != "_type"] if isinstance(value, dict) else []
+    if not lists or not all(isinstance(each, list) for each in lists):
+        return value
+    words = [word for each in lists for word in each]
+    return ",".join(words) if words and all(isinstance(word, str) for word in words) else value
 
 
 def _origin(output: Output) -> list[str]:
