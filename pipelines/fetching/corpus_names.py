@@ -271,6 +271,10 @@ def _changes(storage: Storage, name: str) -> Iterator[tuple[str, bool]]:
 
 def _of_file(text: str, storage: Storage, is_sample: bool) -> FoundCorpus:
     corpus, place = corpora.load(text), str(Path(text).expanduser().resolve())
+    if corpus.name in corpora.names():
+        raise UserError(
+            f"{corpus.name} is a corpus already: name it without a file, or give the CORPUS of {text} another name"
+        )
     corpus = sample_of(corpus) if is_sample else corpus
     before = _place(storage, corpus.name)
     if before and _is_there(before) and not _same(before, place):

@@ -1,6 +1,6 @@
 """Recipes by name or from a user's file, with settings, trained and evaluated."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -40,9 +40,10 @@ def find_recipe(text: str) -> Recipe:
         there = ", ".join(f"{path}:{recipe.name}" for recipe in declared) or "none"
         if not found:
             raise UserError(f"{path} has no recipe {name!r}; there are: {there}")
+        if twice := [one for one, times in Counter(recipe.name for recipe in found).items() if times > 1]:
+            raise UserError(f"{path} has several recipes {twice[0]!r}: give each its own name")
         if len(found) > 1:
-            named = f" {name!r}" if name else ""
-            raise UserError(f"{path} has several recipes{named}, so say which; there are: {there}")
+            raise UserError(f"{path} has several recipes, so say which; there are: {there}")
         return found[0]
     known, refused = _recipes_by_name()
     if text not in known:

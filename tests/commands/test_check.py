@@ -35,7 +35,7 @@ def test_a_corpus_of_the_package_writes_its_own_files(xmodal: Xmodal) -> None:
 def test_without_files_it_is_said_that_nothing_was_parsed(xmodal: Xmodal, publisher: Publisher) -> None:
     found = xmodal.done("check", publisher.file)[str(publisher.file)]
     assert found["faults"] == []
-    assert found["notes"] == ["pictures was not parsed: add --raw FOLDER with its files, or a part of them"]
+    assert found["notes"] == ["pictures was not parsed: add --raw FOLDER with all of its files"]
 
 
 @pytest.mark.parametrize(

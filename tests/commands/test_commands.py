@@ -379,6 +379,26 @@ def test_without_torch_one_line_says_what_to_install(arguments: list[str], tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_without_torch_a_build_of_features_asks_for_no_file(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from pipelines.cli import main; sys.exit(main())"
+    root = tmp_path / "data"
+    said = in_fresh_python(code, "build", "coco/resnet", "--root", root, "--serial")
+    cure = "torch is not installed: pip install -e '.[train]' in the checkout"
+    assert (said.returncode, said.stderr) == (1, f"xmodal: coco/resnet cannot be built here: {cure}\n")
+    assert not root.exists()
+
+
+def test_without_torch_features_that_are_built_are_up_to_date(xmodal: Xmodal, publisher: Publisher, root: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from pipelines.cli import main; sys.exit(main())"
+    tiny = ("--set", "resnet.network=resnet18", "--set", "resnet.weights=random:0", "--set", "resnet.crop=32")
+    where = ("--root", root, "--raw", publisher.folder, "--serial", "--most-absent", "1")
+    build = ("build", f"{publisher.file}/resnet", *where, *tiny, "--set", "resnet.resize=32")
+    assert xmodal(*build).code == 0
+    said = in_fresh_python(code, *build)
+    assert said.returncode == 0, said.stderr
+    assert "up to date" in said.stdout
+
+
 def test_without_shtab_one_line_says_what_to_install() -> None:
     code = "import sys; sys.modules['shtab'] = None; from pipelines.cli import main; sys.exit(main())"
     said = in_fresh_python(code, "completion", "bash")

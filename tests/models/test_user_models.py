@@ -75,6 +75,13 @@ def test_of_several_recipes_one_is_named(mine: Path) -> None:
         find_recipe(f"{mine}:wide")
 
 
+@pytest.mark.parametrize("named", ["", ":toy"])
+def test_two_recipes_of_one_name_are_refused(named: str, mine: Path) -> None:
+    mine.write_text(mine.read_text().replace("RECIPES = (TOY,)", "RECIPES = (TOY, replace(TOY, seed=1))"))
+    with pytest.raises(UserError, match=r"mine\.py has several recipes 'toy': give each its own name$"):
+        find_recipe(f"{mine}{named}")
+
+
 @pytest.mark.parametrize(
     ("edit", "said"),
     [

@@ -109,6 +109,17 @@ def test_a_file_that_was_moved_is_asked_for_and_named_anew(
     assert xmodal.done("plan", "pictures", "--root", root)["stages"]
 
 
+@pytest.mark.parametrize("command", ["build", "plan"])
+def test_a_file_of_a_name_that_xmodal_has_is_refused(
+    command: str, xmodal: Xmodal, publisher: Publisher, root: Path
+) -> None:
+    publisher.file.write_text(publisher.file.read_text().replace('name="pictures"', 'name="coco"'))
+    said = xmodal(command, publisher.file, "--root", root).complaint
+    expected = "coco is a corpus already: name it without a file, or give the CORPUS of"
+    assert said.endswith(f"{expected} {publisher.file} another name")
+    assert not root.exists()
+
+
 def test_another_file_of_the_same_name_is_refused(
     xmodal: Xmodal, publisher: Publisher, root: Path, tmp_path: Path
 ) -> None:

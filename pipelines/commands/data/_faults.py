@@ -73,7 +73,7 @@ def _corpus_faults(text: str, module: ModuleType, corpus: Corpus, raw: Path | No
         elif text in corpora.names() and (written := write_sample(f"pipelines.demo.{text}", Path(folder))):
             yield from file_faults(written, Path(folder))
         else:
-            notes.append(f"{corpus.name} was not parsed: add --raw FOLDER with its files, or a part of them")
+            notes.append(f"{corpus.name} was not parsed: add --raw FOLDER with all of its files")
 
 
 def declaration_faults(module: ModuleType, corpus: Corpus) -> Iterator[str]:

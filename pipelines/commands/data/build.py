@@ -43,6 +43,8 @@ def run(args: Args) -> Result:
         options.progress.say(f"no stage of this build reads {', '.join(ignored)}")
     for work, stages in targets:
         work.refuse_early(stages)
+        if not args.address:  # on whose machines all may be there
+            work.refuse_without_packages(stages)
     for work, stages in targets:
         with building(storage, work.found):
             rows += build_stages(work, stages)
