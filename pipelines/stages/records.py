@@ -118,7 +118,7 @@ class Census:
                 self._items.add(id)
             case Caption(id, item):
                 self._refuse("caption", id if id in self._caption_lengths else None, TWICE)
-                self._caption_lengths[id] = len(row.text)
+                self._caption_lengths[id] = len(str(row.text))  # its table refuses what is no text
                 self._captions[item] += row.source == "human"
             case Split(item, name):
                 self._refuse("item", item if name in self._splits[item] else None, f"{TWICE} in split {name!r}")
