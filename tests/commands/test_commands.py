@@ -213,10 +213,14 @@ def test_a_file_may_be_given_by_the_name_that_a_stage_gives_it(
     assert "weights" in said
     said = xmodal("plan", publisher.file, "--root", root, "--file", "weigths=x.pth").complaint
     assert "no stage takes a file 'weigths' (do you mean weights?); the names are: " in said
-    assert xmodal.done("plan", publisher.file, "--root", root, "--file", "weights=x.pth")["stages"]
+    weights = publisher.file.with_name("x.pth")
+    said = xmodal("plan", publisher.file, "--root", root, "--file", f"weights={weights}").complaint
+    assert f"there is no file {weights}" in said
+    weights.write_bytes(b"weights")
+    assert xmodal.done("plan", publisher.file, "--root", root, "--file", f"weights={weights}")["stages"]
     assert (
         "no stage of this plan reads --file weights"
-        in xmodal("plan", publisher.file, "--root", root, "--file", "weights=x.pth").err
+        in xmodal("plan", publisher.file, "--root", root, "--file", f"weights={weights}").err
     )
 
 
