@@ -224,7 +224,21 @@ def build_options(args: Args) -> "BuildOptions":
     settings = parse_settings(args.set, {kind.name: kind.config() for kind in kinds}, first, known)
     files = {name: file for name in ("weights", "vectors") if (file := getattr(args, name))}
     files |= files_by_name(args, known)
+    refuse_weights_twice(settings, files)
     return BuildOptions(open_storage(args.root), runner(args), progress(args), args.raw, settings, files)
+
+
+def refuse_weights_twice(settings: Mapping[str, object], files: Mapping[str, Path]) -> None:
+    """Refuses a setting of weights in whose place a file would be taken."""
+    from pipelines.stages import load
+
+    for name, value in settings.items():
+        stage, _, setting = name.partition(".")
+        given = [files[file] for file in load(stage).files if file in ("weights", "detector") and file in files]
+        if setting == "weights" and given:
+            raise UserError(
+                f"--set {name}={value} and the file {given[0]} both say which weights: leave one of them out"
+            )
 
 
 def refuse_missing(files: Mapping[str, Path]) -> None:

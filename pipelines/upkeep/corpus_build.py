@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from importlib.util import find_spec
 from typing import Any
 
 from pipelines import stages
@@ -23,7 +22,7 @@ from pipelines.fetching.list_changes import ADDED, EDITED
 from pipelines.stages import FILE_SETS, ITEM_KINDS
 from pipelines.stages.records import Census
 from pipelines.stages.semantics import WITHOUT_REGIONS
-from pipelines.upkeep.machine import how_to_install
+from pipelines.upkeep.machine import how_to_install_missing
 from xmodal.corpora import Corpus, Part
 from xmodal.errors import UserError
 from xmodal.records.tables import CAPTIONS_OF_PAPERS, TABLES, Item, read_rows
@@ -65,9 +64,8 @@ class CorpusBuild:
         """Refuses what this machine cannot compute before anything is fetched; what is there already needs nothing."""
         before = CorpusBuild(self.options, self.corpus, self.found)  # as the files of this one may be others soon
         for kind in kinds_for(self.corpus, names):
-            missing = [name for name in kind.packages if find_spec(name) is None]
-            if missing and not (kind.also or before.finished(kind.name)):  # those may do without
-                cures = "; ".join(dict.fromkeys(how_to_install(name) or f"{name} is not installed" for name in missing))
+            cures = how_to_install_missing(kind.packages)
+            if cures and not (kind.also or before.finished(kind.name)):  # those may do without
                 raise UserError(f"{self.corpus.name}/{kind.name} cannot be built here: {cures}")
 
     def refuse_without_items(self, kind: StageKind) -> None:

@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +31,7 @@ from pipelines.fetching.folder_files import NAMES, FolderFiles, open_files, seal
 from pipelines.stage_forms.region_stages import check_detector
 from pipelines.stages import FILE_SETS
 from pipelines.upkeep.inspection import forget, verify
+from pipelines.upkeep.machine import how_to_install_missing
 from xmodal.detectors import KINDS
 from xmodal.errors import UserError, few
 from xmodal.features.frame_store import cut_clips
@@ -125,6 +127,8 @@ def make_store(files: FolderFiles, out: Path, target: str, options: BuildOptions
     for kind in kinds_of(target):
         if kind.check:
             kind.check(apply(kind.config(), kind.name, options.settings), options.files)
+        if (cures := how_to_install_missing(kind.packages)) and not _output(out).complete:
+            raise UserError(f"features of {files.folder} cannot be built here: {cures}")
     _refuse_foreign(out, files.folder)
     with _alone(out):
         made, root = _stages(files, target, options), options.storage
@@ -139,13 +143,7 @@ def make_store(files: FolderFiles, out: Path, target: str, options: BuildOptions
             if damaged and _is_whole(out):
                 forget(root, verify(root, options.progress)[1])
             _forget_passing(made, root)
-            try:
-                output = build(made[-1], root, options.run, options.progress)
-            except UserError:
-                if not _is_whole(out) and not _has_units(made, root):
-                    root.delete(NOTE)  # a wrong file of weights keeps the store's name from nobody
-                raise
-            _publish(output, out)
+            _publish(build(made[-1], root, options.run, options.progress), out)
         _sweep(made, root)
         return _describe(_outputs(out, made, root), files) | {"built": is_old, "repaired": _repaired(damaged)}
 
@@ -201,7 +199,8 @@ def _read(out: Path, name: str) -> dict[str, Any]:
 
 @contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Keeps other processes out of the store; a kill lets them in."""
+    """Keeps other processes out of the store; a kill lets them in. Refused work that made no unit leaves nothing."""
+    is_new = not out.exists()
     try:
         Path(out, RUNS).mkdir(parents=True, exist_ok=True)
         for folder in (out, out / RUNS):
@@ -215,7 +214,12 @@ def _alone(out: Path) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"another process is at work on {out}: wait until it is done, or {ANOTHER}") from None
-        yield
+        try:
+            yield
+        except UserError:
+            if {*os.listdir(out)} == {RUNS} and not _has_units(out):
+                shutil.rmtree(out if is_new else out / RUNS)
+            raise
     finally:
         os.close(lock)
 
@@ -290,8 +294,11 @@ def _lend(out: Path) -> None:
         store.link(f"{RUNS}/{MADE}", f"{folder}/{MADE}")
 
 
-def _has_units(made: Sequence[Stage[Any, Any]], root: Storage) -> bool:
-    return any(True for stage in made for _ in Commits(root, stage.folder).untainted())
+def _has_units(out: Path) -> bool:
+    """Whether anything is made already of the sealed files."""
+    root = LocalStorage(str(out / RUNS))
+    made = [output.folder for output in directories(root) if not output.folder.startswith("media/")]
+    return any(True for folder in made for _ in Commits(root, folder).untainted())
 
 
 def _forget_passing(made: Sequence[Stage[Any, Any]], root: Storage) -> None:

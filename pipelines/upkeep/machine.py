@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +37,12 @@ def how_to_install(module: str) -> str | None:
         if module.partition(".")[0] == about.get("module", name):
             return f"{name} is not installed: {_remedy(name, **about)}"
     return None
+
+
+def how_to_install_missing(packages: Iterable[str]) -> str:
+    """The cures of those that are missing; '' if none is."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return "; ".join(dict.fromkeys(how_to_install(name) or f"{name} is not installed" for name in missing))
 
 
 def _remedy(name: str, extra: str = "", **about: object) -> str:

@@ -19,7 +19,8 @@ from xmodal.errors import UserError
 from xmodal.features.image_models import ImageModel, open_model
 from xmodal.features.store import FeatureStore
 
-TINY = ["--model", "resnet18", *(f"--set={one}" for one in ("weights=random:0", "resize=32", "crop=32"))]
+SMALL = ["--model", "resnet18", *(f"--set={one}" for one in ("resize=32", "crop=32"))]
+TINY = [*SMALL, "--set=weights=random:0"]
 PICTURES = [*TINY, "--set=rows_per_shard=4"]  # as few as fill a page
 CLIPS = [
     *TINY,
@@ -323,10 +324,19 @@ def test_a_store_stays_with_its_folder_and_settings(xmodal: Xmodal, folder: Path
 def test_a_weight_file_is_named_by_its_checksum(xmodal: Xmodal, folder: Path, tmp_path: Path) -> None:
     network = open_model(ImageModel("torchvision/resnet18", "random:0")).network
     torch.save(network.state_dict(), tmp_path / "mine.pth")
-    made = xmodal.done("features", folder, *PICTURES, "--weights", tmp_path / "mine.pth")
+    made = xmodal.done("features", folder, *SMALL, "--weights", tmp_path / "mine.pth")
     assert made["weights"] == f"sha256:{made['weights_sha256']}"
-    assert xmodal("features", folder, *PICTURES, "--weights", tmp_path / "mine.pth").out.count(made["weights"]) == 1
-    assert "there is no file" in xmodal("features", folder, *PICTURES, "--weights", "gone.pth").complaint
+    assert xmodal("features", folder, *SMALL, "--weights", tmp_path / "mine.pth").out.count(made["weights"]) == 1
+    assert "there is no file" in xmodal("features", folder, *SMALL, "--weights", "gone.pth").complaint
+
+
+@pytest.mark.parametrize(("model", "setting"), [("resnet18", "features.weights"), ("small", "regions.weights")])
+def test_weights_by_a_setting_and_by_a_file_are_refused(model: str, setting: str, xmodal: Xmodal, folder: Path) -> None:
+    (folder.parent / "mine.pth").write_bytes(b"weights")
+    said = xmodal("features", folder, "--model", model, "--set=weights=random:1", "--weights", "mine.pth").complaint
+    both = f"--set {setting}=random:1 and the file mine.pth both say which weights: leave one of them out"
+    assert said == f"xmodal: {both}"
+    assert {path.name for path in folder.parent.iterdir()} == {"pics", "mine.pth"}
 
 
 def test_checksums_that_nobody_knows_are_not_printed(xmodal: Xmodal, folder: Path) -> None:
@@ -337,8 +347,25 @@ def test_checksums_that_nobody_knows_are_not_printed(xmodal: Xmodal, folder: Pat
 
 def test_a_wrong_file_of_weights_does_not_keep_the_name_of_the_store(xmodal: Xmodal, folder: Path) -> None:
     (folder.parent / "text.pth").write_text("no weights")
-    assert "text.pth are no state_dict" in xmodal("features", folder, *PICTURES, "--weights", "text.pth").err
+    assert "text.pth are no state_dict" in xmodal("features", folder, *SMALL, "--weights", "text.pth").err
+    assert {path.name for path in folder.parent.iterdir()} == {"pics", "text.pth"}
     assert xmodal.done("features", folder, *PICTURES)["built"]
+
+
+def test_without_torch_nothing_is_left_and_the_cure_is_told(folder: Path) -> None:
+    before = "sys=__import__('sys'); sys.modules['torch'] = None;"
+    out = folder.parent / "store"
+    said = in_subprocess("features", folder, *PICTURES, "--out", out, "--serial", before=before)
+    cure = "torch is not installed: pip install -e '.[train]' in the checkout"
+    assert (said.code, said.err) == (1, f"xmodal: features of {folder} cannot be built here: {cure}\n")
+    assert [path.name for path in folder.parent.iterdir()] == ["pics"]
+
+
+def test_a_refusal_leaves_an_empty_folder_as_it_was(xmodal: Xmodal, folder: Path) -> None:
+    (folder.parent / "text.pth").write_text("no weights")
+    (folder.parent / "store").mkdir()
+    assert "no state_dict" in xmodal("features", folder, *SMALL, "--weights", "text.pth", "--out", "store").err
+    assert [*(folder.parent / "store").iterdir()] == []
 
 
 def test_an_unknown_model_is_refused_with_those_there_are(xmodal: Xmodal, folder: Path) -> None:

@@ -246,6 +246,8 @@ def test_a_file_of_weights_counts_for_any_network(xmodal: Xmodal, root: Path, tm
         assert FeatureStore(f"{root}/resnet/{identity}").provenance["weights_sha256"] == sha256_of(file)
         identities.append(identity)
     assert len({*identities}) == 2
+    both = f"--set resnet.weights=random:1 and the file {file} both say which weights: leave one of them out"
+    assert both in xmodal(*command, "--weights", file, "--set", "resnet.weights=random:1").complaint
     wrong = xmodal(*command[:3], root, "--set", "resnet.network=resnet34", *sizes[2:], "--weights", file).complaint
     assert "own.pth are no state_dict of a resnet34: it lacks layer1.2.conv1.weight, layer1.2.bn1.weight and" in wrong
 

@@ -67,6 +67,7 @@ def run(args: Args) -> Result:
     given = _flags.files_by_name(args, {name for kind in kinds_of(target) for name in kind.files})
     if args.weights:
         given["detector" if target in DETECTING else "weights"] = args.weights
+    _flags.refuse_weights_twice(settings, given)
     options = BuildOptions(LocalStorage(f"{out}/{RUNS}"), _flags.runner(args), progress, None, settings, given)
     result = make_store(files, out, target, options)
     return result | {"too_much_absent": len(result["absent"]) > args.most_absent * result["items"]}
