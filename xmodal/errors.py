@@ -1,8 +1,12 @@
 """The one exception a person is meant to read."""
 
+import re
 import shlex
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+LONGEST_SENTENCE = 500  # characters: some list all names there are
 
 
 class UserError(Exception):
@@ -15,6 +19,13 @@ class UserError(Exception):
 def few(names: Sequence[str], most: int) -> str:
     """The first names, and how many more there are."""
     return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def first_sentences(error: Exception) -> str:
+    """The beginning of what an error of another library says, in one line that ends with a sentence."""
+    text = " ".join(str(error).split())
+    found = re.match(r"(.{1,200}|.+?)[.!?](?= |$)", text)
+    return textwrap.shorten((found[0] if found else text).rstrip("."), LONGEST_SENTENCE, placeholder=" …")
 
 
 def forget_command(root: str) -> str:

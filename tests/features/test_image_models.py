@@ -143,6 +143,7 @@ def test_a_model_is_known_without_torch(network: str) -> None:
         ({"model": "resnet50"}, "no model 'resnet50': say torchvision/NAME, timm/NAME or transformers/"),
         ({"model": "timm/hf-hub:a/b"}, "no model 'timm/hf-hub:a/b'"),
         ({"model": "timm/local-dir:/etc"}, "no model 'timm/local-dir:/etc'"),
+        ({"model": "transformers/clip"}, "no model 'transformers/clip': .* or transformers/ORGANISATION/NAME"),
         ({"model": "transformers/../../etc"}, "no model 'transformers/../../etc'"),
         ({"weights": "best"}, "no weights 'best'; there are: published, random:<seed>, and --weights FILE"),
         ({"output": "tokens"}, "torchvision/resnet18 has no output tokens; there are: pooled, grid"),

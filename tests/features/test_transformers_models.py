@@ -6,16 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tests.features.hub import COMMIT, empty_cache, repository
 from tests.features.test_image_models import of_file, save
 from tests.media.test_preparation import photographs, upright
 from xmodal.errors import UserError
 from xmodal.features.image_models import ImageModel, open_model, resolved
-from xmodal.features.weight_files import weights_sha256
+from xmodal.features.weight_files import hub_folder, weights_sha256
 from xmodal.media.preparation import prepare
 
 transformers = pytest.importorskip("transformers")
@@ -97,6 +99,26 @@ def test_rows_are_those_of_transformers(name: str, output: Any, cache: Path) -> 
     assert (told["network"], told["weights"]) == (f"transformers/somebody/{name}@{COMMIT}", "published")
     assert told["weights_sha256"] == weights_sha256(folder / "model.safetensors")
     assert {"transformers", "pillow", "torch"} < told["versions"].keys()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        (f"No such repository. {'It is long. ' * 40}", f"No such repository. {'It is long. ' * 14}It is long"),
+        (f"One{' word' * 60}.\nAnother.", f"One{' word' * 60}"),
+        (f"All{' names' * 200}", f"All{' names' * 82} …"),
+    ],
+)
+def test_what_the_hub_says_is_told_in_whole_sentences(
+    said: str, told: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(*_: object, local_files_only: bool, **__: object) -> None:
+        raise LocalEntryNotFoundError("not here") if local_files_only else OSError(said)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", answer)
+    with pytest.raises(UserError) as refused:
+        hub_folder("no/body", None, ("a",), "it", "go on")
+    assert str(refused.value) == f"it cannot be fetched from huggingface.co/no/body ({told}): go on"
 
 
 def test_a_name_means_the_commit_that_is_here(cache: Path) -> None:

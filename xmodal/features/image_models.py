@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 WEIGHTS = re.compile(r"published|IMAGENET1K_V[12]|random:\d{1,18}|sha256:[0-9a-f]{64}")
-MODEL = re.compile(r"(torchvision|timm)/[\w.]+|transformers/\w[\w.-]*(/\w[\w.-]*)?(@[\w.-]+)?")
+MODEL = re.compile(r"(torchvision|timm)/[\w.]+|transformers/\w[\w.-]*/\w[\w.-]*(@[\w.-]+)?")
 VIEWS = {"centre": 1, "ten": 10, "whole": 2}
 RESIZE, CROP = 256, 224  # of torchvision's networks, as the papers take them
 WHOLE_PIXELS = 1 << 20  # most of a picture that is seen whole: 256 x 4096

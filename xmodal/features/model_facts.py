@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from PIL import Image
 
-from xmodal.errors import UserError
+from xmodal.errors import UserError, first_sentences
 from xmodal.media.preparation import Preparation, resize_and_crop
 from xmodal.root.identity import DESCRIBES
 
@@ -58,8 +58,7 @@ def measured(
         with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
             rows = look(build().eval().requires_grad_(False), torch.empty(1, 3, *how.crop))
     except (TypeError, ValueError, AttributeError, LookupError, RuntimeError, AssertionError) as error:
-        why = " ".join(str(error).split())[:200]
-        raise UserError(f"{model} makes no features of a picture alone: {why}") from error
+        raise UserError(f"{model} makes no features of a picture alone: {first_sentences(error)}") from error
     return ModelFacts(how, tuple(rows.shape[1:]), counter.get_total_flops() / 1e9)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from xmodal.errors import UserError, extra_needed
+from xmodal.errors import UserError, extra_needed, first_sentences
 from xmodal.features.model_facts import ModelFacts, measured, positions, prove
 from xmodal.features.weight_files import filled_network, hub_folder, hub_weights, refuse
 from xmodal.media.preparation import Preparation
@@ -60,7 +60,7 @@ def _prepared(model: str, folder: Path) -> Preparation:
             how = replace(how, mean=tuple(theirs.image_mean), deviation=tuple(theirs.image_std))
         return prove(model, how, lambda picture: theirs(picture, return_tensors="pt")["pixel_values"][0])
     except (LookupError, TypeError, AttributeError, ValueError, OSError, ImportError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = first_sentences(error)
         raise UserError(f"{model} does not say how Pillow alone can prepare pictures for it: {why}") from error
 
 
@@ -78,9 +78,7 @@ def _untrained(folder: Path) -> "nn.Module":
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         network: nn.Module = AutoModel.from_config(config)
     except (ValueError, OSError, ImportError) as error:
-        raise UserError(
-            f"{folder} has no model that transformers knows: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise UserError(f"{folder} has no model that transformers knows: {first_sentences(error)}") from error
     return network
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xmodal.errors import UserError, extra_needed, few
+from xmodal.errors import UserError, extra_needed, few, first_sentences
 from xmodal.raw.tensor_files import read_tensor_file
 from xmodal.root.files import sha256_of
 
@@ -226,7 +226,7 @@ def hub_folder(repository: str, revision: str | None, names: tuple[str, ...], to
     try:
         return folder(is_here=False)
     except (HfHubHTTPError, OSError, ValueError) as error:
-        why = " ".join(str(error).split())[:200]
+        why = first_sentences(error)
         raise UserError(f"{told} cannot be fetched from huggingface.co/{repository} ({why}): {cure}") from error
 
 
