@@ -35,6 +35,11 @@ def absent(folders: Result) -> list[str]:
     return lines[:MOST_FOLDERS] + ([f"and in {more:,} more folders"] if more > 0 else [])
 
 
+def reasons(found: Result) -> list[str]:
+    """A line for each class of failures, with one of them."""
+    return [f"{of['files']:,} {kind}, such as {of['path']}: {of['reason']}" for kind, of in found.items()]
+
+
 def features(result: Result) -> str:
     shape = " x ".join([*(["rows"] if result["ragged"] else []), *map(str, result["row_shape"])]) or "one number"
     return f"{result['items']:,} items, each {shape}, {result['dtype']}"

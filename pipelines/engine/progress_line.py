@@ -59,13 +59,15 @@ class ProgressLine:
             thread.join()
 
     @contextmanager
-    def over(self, name: str, total: int, done: int = 0, unit: str = "units") -> Iterator[Callable[[int], None]]:
-        """Gives the function to call with how many were just done."""
+    def over(
+        self, name: str, total: int, done: int = 0, unit: str = "units", remark: Callable[[], str] = str
+    ) -> Iterator[Callable[[int], None]]:
+        """Gives the function to call with how many were just done; each line ends with the remark of that moment."""
         started = shown = logged = time.monotonic()
         now_done = done
 
         def line() -> str:
-            return _line(name, now_done, done, total, unit, time.monotonic() - started)
+            return _line(name, now_done, done, total, unit, time.monotonic() - started) + remark()
 
         def tick(count: int) -> None:
             nonlocal now_done, shown, logged

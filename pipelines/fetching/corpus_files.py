@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from pipelines.engine.build_options import BuildOptions
 from pipelines.engine.building import serial
@@ -15,7 +16,7 @@ from pipelines.engine.progress_line import ProgressLine
 from pipelines.fetching.corpus_names import FoundCorpus
 from pipelines.fetching.download import may_pass
 from pipelines.fetching.fetcher import RawFolder, fetch, unpacked
-from pipelines.fetching.ledger import CHANGED, FOLDERS, LINK, State, lose_blobs
+from pipelines.fetching.ledger import CHANGED, FOLDERS, LINK, State, lose_blobs, reasons_of
 from pipelines.fetching.list_changes import ADDED, EDITED, TOUCHED, FileChange, describe_files, file_changes
 from pipelines.fetching.sealing import FileSet
 from xmodal.corpora import Part, Source
@@ -113,16 +114,20 @@ class CorpusFiles:
             files.ledger.lose([one.state for one in again], CHANGED)
             vars(files).pop("sealed", None)
 
-    def retry(self, kind: str | None = None) -> dict[str, int]:
-        tried = recovered = 0
+    def retry(self, kind: str | None = None) -> dict[str, Any]:
+        """Fetches failed files again; `reasons` are of those that are absent still, if there are any."""
+        tried, absent = 0, list[State]()
         for part in FOLDERS:
             files = self.of(part)
             failed = {state.path for state in files.ledger.states() if state.failed and kind in (None, state.kind)}
             again = [source for source in files.sources if source.path in failed]
             self._fetch(files, again)
             tried += len(again)
-            recovered += len(again) - len(files.lacking(again))
-        return {"tried": tried, "recovered": recovered}
+            if lacking := files.lacking(again):
+                states = files.ledger.states_by_path()
+                absent += [states[source.path] for source in lacking]
+        reasons = reasons_of((state.path, state.kind, state.reason) for state in absent)
+        return {"tried": tried, "recovered": tried - len(absent)} | ({"reasons": reasons} if reasons else {})
 
     def reseal(self) -> dict[str, str]:
         """Seals what the ledgers say now; returns each identity."""

@@ -10,7 +10,7 @@ import socket
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ PAUSES_SECONDS = (0.0, 0.5, 2.0)  # before each round over the addresses that ma
 GATHER_EVERY = 256
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz")
 PIECE = 1 << 20  # bytes copied at a time
+ARRIVED, FAILED = b"arrived\n", b"failed\n"  # of each file, in the record of its unit
 
 
 class RawFolder:
@@ -159,8 +160,14 @@ def fetch(ledger: Ledger, sources: list[Source], raw: RawFolder | None, run: Run
     size *= FILES_AT_HAND if raw and size > 1 and all(map(raw.find, sources[:size])) else 1
     units = ((sources[start].path, sources[start : start + size]) for start in range(0, len(sources), size))
     records = run(open_worker, units, Resources(cpus=0.5))
-    with progress.over(f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", len(sources), unit="files") as tick:
+    name, arrived = f"fetch {ledger.folder.removeprefix('_runs/ledger/')}", Counter[bytes]()
+
+    def remark() -> str:
+        return f": {arrived[ARRIVED]:,} arrived, {arrived[FAILED]:,} failed" if arrived[FAILED] else ""
+
+    with progress.over(name, len(sources), unit="files", remark=remark) as tick:
         for count, record in enumerate(records, 1):
+            arrived.update(record.lines.splitlines(keepends=True))
             tick(record.units)
             if count % GATHER_EVERY == 0:
                 ledger.compact()
@@ -175,12 +182,17 @@ def _open_worker(url: str, part: Part, name: str, raw: RawFolder | None, after: 
 
     def fetch_units(call: Call) -> list[Record]:
         at_hand = dict[str, str]()
-        attempts = [one for _, sources in call for source in sources for one in _fetch(source, storage, raw, at_hand)]
+        units = [(name, [[*_fetch(source, storage, raw, at_hand)] for source in sources]) for name, sources in call]
+        attempts = [attempt for _, files in units for tries in files for attempt in tries]
         storage.keep({blob_key(one.sha256): at_hand[one.path] for one in attempts if one.path in at_hand})
         ledger.add([_dated(attempt, after, at_hand.get(attempt.path)) for attempt in attempts])
-        return [Record(name, "".join(f"{source.path}\n" for source in sources).encode()) for name, sources in call]
+        return [Record(name, b"".join(_how_it_ended(tries) for tries in files)) for name, files in units]
 
     return fetch_units
+
+
+def _how_it_ended(tries: Sequence[FetchAttempt]) -> bytes:
+    return FAILED if all(attempt.status == "failed" for attempt in tries) else ARRIVED
 
 
 def _dated(attempt: FetchAttempt, after: float, file: str | None) -> FetchAttempt:

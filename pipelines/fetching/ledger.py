@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -99,6 +99,14 @@ def incomplete_folders(files: Counter[str], absent: Counter[str]) -> dict[str, d
     """Folders that lack files, the worst first; none of a single folder."""
     lacking = [(folder, count) for folder, count in absent.most_common() if count and len(files) > 1]
     return {f"{folder or '.'}/": {"absent": count, "files": files[folder]} for folder, count in lacking}
+
+
+def reasons_of(failures: Iterable[tuple[str, str, str]]) -> dict[str, dict[str, Any]]:
+    """How many failures of each class there are, and the first of them; takes path, class and reason."""
+    found = dict[str, dict[str, Any]]()
+    for path, kind, reason in failures:
+        found.setdefault(kind, {"files": 0, "path": path, "reason": reason})["files"] += 1
+    return found
 
 
 class Ledger:

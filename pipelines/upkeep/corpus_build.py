@@ -17,7 +17,7 @@ from pipelines.engine.stage_kind import GivenFiles, Needs, StageKind
 from pipelines.engine.typed_settings import apply
 from pipelines.fetching.corpus_files import CorpusFiles
 from pipelines.fetching.corpus_names import FoundCorpus
-from pipelines.fetching.ledger import FOLDERS, folder_of, incomplete_folders
+from pipelines.fetching.ledger import FOLDERS, folder_of, incomplete_folders, reasons_of
 from pipelines.fetching.list_changes import ADDED, EDITED
 from pipelines.stages import FILE_SETS, ITEM_KINDS
 from pipelines.stages.records import Census
@@ -240,8 +240,8 @@ def _absent_files(work: CorpusBuild, sealed: Output) -> dict[str, Any]:
         files[folder_of(locked.path)] += 1
         if not locked.sha256:
             absent.add(locked.path)
-    why = dict[str, dict[str, Any]]()
-    for state in work.files.of("media").ledger.states():
-        if state.failed and state.path in absent:
-            why.setdefault(state.kind, {"files": 0, "path": state.path, "reason": state.reason})["files"] += 1
+    states = work.files.of("media").ledger.states()
+    why = reasons_of(
+        (state.path, state.kind, state.reason) for state in states if state.failed and state.path in absent
+    )
     return row | {"reasons": why, "folders": incomplete_folders(files, Counter(map(folder_of, sorted(absent))))}

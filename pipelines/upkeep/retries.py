@@ -13,6 +13,7 @@ from pipelines.engine.building import build
 from pipelines.engine.commits import Commits
 from pipelines.engine.stage import Stage
 from pipelines.engine.typed_settings import recorded
+from pipelines.fetching.ledger import reasons_of
 from pipelines.stages import FILE_SETS
 from pipelines.upkeep.corpus_build import CorpusBuild, kinds_for
 from xmodal.errors import UserError
@@ -44,9 +45,10 @@ def retry_units(work: CorpusBuild, name: str, kind: str | None = None) -> dict[s
     if tried:
         commits.forget({unit for _, unit in tried}, commits.units())
     again = build(stage, options.storage, options.run, options.progress)
-    failed = {row for unit in again.units() for row, _, _ in unit.failures}
     rows = {row for row, _ in tried}
-    told = {"tried": len(rows), "recovered": len(rows - failed), "path": again.where, "unfinished": made_of_it}
+    failed = {one[0]: one for unit in again.units() for one in unit.failures if one[0] in rows}
+    told = {"tried": len(rows), "recovered": len(rows) - len(failed), "path": again.where, "unfinished": made_of_it}
+    told |= {"reasons": reasons_of(failed.values())} if failed else {}
     return told | {"of": "clips" if stages.is_of(name, "clip") else "pictures"}
 
 

@@ -273,12 +273,14 @@ def test_failures_are_shown_by_class_with_an_example_and_the_hint_of_retry_works
     xmodal: Xmodal, publisher: Publisher, root: Path
 ) -> None:
     publisher.withdraw("p001.jpg", "p005.jpg")
-    xmodal.done("build", publisher.file, "--root", root)
+    built = xmodal("build", publisher.file, "--root", root)
+    assert re.search(r"fetch media/pictures: 8/8 files \(100 %\).*: 6 arrived, 2 failed\n", built.err)
+    assert re.search(r"fetch sources/pictures: 3/3 files \(100 %\)[^:]*\n", built.err)
     said = xmodal("status", "--root", root).out
     assert re.search(r"http_404: 2, such as pictures/p001\.jpg \(http://\S+ answers 404", said)
     publisher.restore("p001.jpg")
     said = xmodal("retry", publisher.file, "--root", root, "--class", "http_404").out
-    assert "1 of 2 files recovered" in said
+    assert "1 of 2 files recovered\nstill absent: 1 http_404, such as pictures/p005.jpg: http://" in said
     (hint,) = re.findall(r"`xmodal (seal [^`]*)`", said)
     assert xmodal(*hint.split()).code == 0
     rows = xmodal.done("build", publisher.file, "--root", root)["outputs"]

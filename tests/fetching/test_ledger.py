@@ -228,9 +228,13 @@ def test_a_retry_asks_for_the_failed_files_and_nothing_else(site: BuildOptions, 
     CorpusBuild(site, publisher.corpus).build("media")
     publisher.asked()
     publisher.restore("p004.jpg")
-    assert CorpusBuild(site, publisher.corpus).files.retry() == {"tried": 2, "recovered": 1}
+    told = CorpusBuild(site, publisher.corpus).files.retry()
+    assert (told["tried"], told["recovered"]) == (2, 1)
+    (why,) = told["reasons"].values()
+    assert (told["reasons"].keys(), why["files"], why["path"]) == ({"http_404"}, 1, "pictures/p001.jpg")
     assert sorted(publisher.asked()) == ["pictures/p001.jpg", "pictures/p004.jpg"]
-    assert CorpusBuild(site, publisher.corpus).files.retry() == {"tried": 1, "recovered": 0}
+    told = CorpusBuild(site, publisher.corpus).files.retry()
+    assert (told["tried"], told["recovered"]) == (1, 0)
     assert publisher.asked() == ["pictures/p001.jpg"]
     states = {state.path: state for state in Ledger(site.storage, "media", "pictures").states()}
     assert states["pictures/p001.jpg"].attempts == 3
@@ -256,7 +260,8 @@ def test_a_retry_counts_only_what_it_tried(site: BuildOptions, publisher: Publis
     publisher.list_media(*PICTURES[2:])
     _forget_sources(site)
     CorpusBuild(site, publisher.corpus).build("media")
-    assert CorpusBuild(site, publisher.corpus).files.retry() == {"tried": 1, "recovered": 0}
+    told = CorpusBuild(site, publisher.corpus).files.retry()
+    assert (told["tried"], told["recovered"]) == (1, 0)
 
 
 def test_a_rebuild_does_not_ask_again_for_what_is_gone(site: BuildOptions, publisher: Publisher) -> None:

@@ -178,6 +178,8 @@ def test_a_new_stage_is_built_and_tried_again(options: BuildOptions, published: 
     module.BUSY.add("now")
     (row,) = build_stages(work, ["toy_tints"])
     assert (row["planned"], row["absent"], row["retry"]) == (8, 8, ["unreadable"])
+    told = retry_units(CorpusBuild(options, published[0]), "toy_tints")
+    assert (told["tried"], told["recovered"], told["reasons"]["unreadable"]["files"]) == (8, 0, 8)
     module.BUSY.clear()
     assert retry_units(CorpusBuild(options, published[0]), "toy_tints") | {"path": ""} == {
         "tried": 8,

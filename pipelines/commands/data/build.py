@@ -20,7 +20,7 @@ examples:
 """
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
-from pipelines.commands._text import absent, command, counts, failures
+from pipelines.commands._text import absent, command, counts, failures, reasons
 
 
 def flags(parser: Parser) -> None:
@@ -80,15 +80,15 @@ def _below(row: Result, root: str) -> Lines:
         return
     yield counts(row["counts"]) + failures(row["failures"])
     yield from (f"{rule}: {count:,}" for rule, count in row["counts"].items() if rule.startswith("odd: ") and count)
-    reasons = row.get("reasons", {})
+    why = row.get("reasons", {})
     yield from absent(row.get("folders", {}))
-    yield from (f"{of['files']:,} {kind}, such as {of['path']}: {of['reason']}" for kind, of in reasons.items())
-    if reasons or row.get("folders"):
+    yield from reasons(why)
+    if why or row.get("folders"):
         retry, seal = (command(word, row["corpus"], "--root", root) for word in ("retry", "seal"))
-        if LINK in reasons:
+        if LINK in why:
             follow = command("build", "LIST", "--follow-links", "--root", root)
             yield f"`{follow}` takes what links lead to, LIST being your list or folder"
-        if {*reasons} != {LINK}:
+        if {*why} != {LINK}:
             yield f"once they are there: `{retry} [--raw FOLDER]`, then `{seal}`, and build again"
     if row.get("retry"):
         yield f"`{command('retry', _name(row), '--root', root)}` tries those of {' and '.join(row['retry'])} again"

@@ -9,7 +9,7 @@ examples:
 """
 
 from pipelines.commands import Args, Lines, Parser, Result, _flags
-from pipelines.commands._text import command
+from pipelines.commands._text import command, reasons
 
 
 def flags(parser: Parser) -> None:
@@ -34,6 +34,7 @@ def text(result: Result) -> Lines:
     for name, done in result["corpora"].items():
         what = done.get("of", "files")
         yield f"{name}: {done['recovered']:,} of {done['tried']:,} {what} recovered"
+        yield from (f"still absent: {line}" for line in reasons(done.get("reasons", {})))
         for output in done.get("unfinished", ()):
             yield f"{output} is made of them: build it again, which does what has changed"
         if what == "files" and done["recovered"]:
