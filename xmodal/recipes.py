@@ -86,6 +86,14 @@ class Learning(Protocol):
 
 
 @runtime_checkable
+class StartingWords(Protocol):
+    """A model's config that says whether its words may start from vectors; without this, they may."""
+
+    @property
+    def takes_vectors(self) -> bool: ...
+
+
+@runtime_checkable
 class Clustering(Protocol):
     """A model's config that says how many classes k-means makes of the training items; 0 is none."""
 

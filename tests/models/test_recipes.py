@@ -3,15 +3,17 @@
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 import pytest
 
-from pipelines.papers.recipe_runs import recipe_with
+from pipelines.papers.recipe_runs import recipe_with, train
 from xmodal.errors import UserError
 from xmodal.models import load, names, recipes_of
 from xmodal.recipes import Recipe
 from xmodal.root.identity import to_plain
+from xmodal.training.run_setup import Setup
 
 VSEPP = "docs/models.md#vsepp"
 PVSE, PCME = "docs/models.md#pvse", "docs/models.md#pcme"
@@ -230,3 +232,10 @@ def test_a_choice_that_there_is_not_is_refused_and_the_known_ones_are_named(reci
         replace(cast(Any, recipe.model), **{field: "hard"})
     with pytest.raises(UserError, match=re.escape(f"--set model.{field}=hard: not one of {known}") + "$"):
         recipe_with(recipe.name, [f"model.{field}=hard"])
+
+
+@pytest.mark.parametrize("name", ["vsepp", "scan-flickr30k-full", "dan-coco-full", "order-coco", "corrae-coco"])
+def test_vectors_that_a_model_does_not_take_are_refused_before_they_are_asked_for(name: str, tmp_path: Path) -> None:
+    asked = recipe_with(name, ["text.vectors=glove.840B.300d"])
+    with pytest.raises(UserError, match=r"word vectors, which its model does not take \(leave out text\.vectors\)$"):
+        train(asked, Setup(str(tmp_path)), tmp_path / "run")

@@ -10,6 +10,7 @@ How PVSE's authors ran it is in a supplement that we have not seen: docs/models.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +25,12 @@ from xmodal.recipes import Features, Optimiser, Phase, Plateau, Recipe, Tokens, 
 @dataclass(frozen=True)
 class CorrAEConfig:
     width: int = 1024
+    takes_vectors: ClassVar = False
 
     def __post_init__(self) -> None:
         one_or_more(width=self.width)
 
     def build(self, inputs: Inputs) -> "CorrAE":
-        if inputs.word_vectors is not None:
-            raise ValueError("Corr-AE counts words, and has no vectors of them")
         return CorrAE(self, inputs)
 
 

@@ -34,6 +34,7 @@ class DANConfig:
     negatives: Negatives = "all"  # the paper draws one of each kind: the mean over all is what it expects
     reduction: Reduction = "mean"
     looks_at_positions: ClassVar = True
+    takes_vectors: ClassVar = False
 
     def __post_init__(self) -> None:
         one_or_more(width=self.width, word_width=self.word_width, steps=self.steps)
@@ -41,8 +42,6 @@ class DANConfig:
         known_choices(self)
 
     def build(self, inputs: Inputs) -> "DAN":
-        if inputs.word_vectors is not None:
-            raise ValueError("DAN starts its words at random, not from vectors")
         return DAN(self, inputs)
 
 

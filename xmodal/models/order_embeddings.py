@@ -9,7 +9,7 @@ docs/models.md#order-original says what is built here; VSE++'s variant is a sett
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -31,6 +31,7 @@ class OrderConfig:
     margin: float = 0.05
     negatives: Negatives = "all"
     violation: Literal["squared", "root"] = "squared"  # VSE++ and PVSE take the root
+    takes_vectors: ClassVar = False
 
     def __post_init__(self) -> None:
         one_or_more(width=self.width, word_width=self.word_width)
@@ -38,8 +39,6 @@ class OrderConfig:
         known_choices(self)
 
     def build(self, inputs: Inputs) -> "OrderEmbeddings":
-        if inputs.word_vectors is not None:
-            raise ValueError("order embeddings start their words at random, not from vectors")
         return OrderEmbeddings(self, inputs)
 
 

@@ -57,6 +57,7 @@ class SCANConfig:
     normalise_image: bool = True
     normalise_text: bool = True
     looks_at_positions: ClassVar = True
+    takes_vectors: ClassVar = False
 
     def __post_init__(self) -> None:
         one_or_more(width=self.width, word_width=self.word_width)
@@ -65,8 +66,6 @@ class SCANConfig:
         known_choices(self)
 
     def build(self, inputs: Inputs) -> "SCAN":
-        if inputs.word_vectors is not None:
-            raise ValueError("SCAN starts its words at random, not from vectors")
         return SCAN(self, inputs)
 
 

@@ -12,7 +12,7 @@ The official code (fartashf/vsepp abe382f) says what VSE++ is: docs/models.md#vs
 """
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 from torch.nn.functional import normalize
@@ -36,6 +36,7 @@ class VSEPPConfig:
     similarity: Literal["cosine", "order"] = "cosine"
     normalise_features: bool = True
     normalise_image: bool = True
+    takes_vectors: ClassVar = False
 
     def __post_init__(self) -> None:
         one_or_more(width=self.width, word_width=self.word_width)
@@ -43,8 +44,6 @@ class VSEPPConfig:
         known_choices(self)
 
     def build(self, inputs: Inputs) -> "VSEPP":
-        if inputs.word_vectors is not None:
-            raise ValueError("VSE++ starts its words at random, not from vectors")
         return VSEPP(self, inputs)
 
 

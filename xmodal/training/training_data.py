@@ -26,7 +26,17 @@ from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
 from xmodal.models import Trainable
 from xmodal.progress import Progress
-from xmodal.recipes import Features, OnePerClass, Phase, Phrases, Recipe, Tokens, clusters_of, learns_classes
+from xmodal.recipes import (
+    Features,
+    OnePerClass,
+    Phase,
+    Phrases,
+    Recipe,
+    StartingWords,
+    Tokens,
+    clusters_of,
+    learns_classes,
+)
 from xmodal.records.views import captions_of_views, classes
 from xmodal.root.outputs import Output
 from xmodal.text.vocabularies import Vocabulary
@@ -64,9 +74,12 @@ def refuse_unbuilt(recipe: Recipe) -> None:
 
 def unbuilt(recipe: Recipe) -> list[str]:
     drawn = [isinstance(phase.sampler, Phrases) for phase in recipe.phases]
+    names_vectors = isinstance(recipe.text, Tokens) and recipe.text.vectors is not None
+    takes_vectors = not isinstance(recipe.model, StartingWords) or recipe.model.takes_vectors
     asks = {
         "dense texts beside un-annotated items": bool(recipe.unannotated) and not isinstance(recipe.text, Tokens),
         "captions as words, but no phases": not recipe.phases and isinstance(recipe.text, Tokens),
+        "word vectors, which its model does not take (leave out text.vectors)": names_vectors and not takes_vectors,
         "features after pictures": any(before.pixels and not after.pixels for before, after in pairwise(recipe.phases)),
         "a sampler of captions for phrases, or of phrases for captions": any(
             is_drawn != recipe.reads_phrases for is_drawn in drawn
