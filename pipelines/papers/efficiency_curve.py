@@ -1,5 +1,6 @@
 """Efficiency curves: recall of the runs that exist, by the share of pairs they learned from (A3VSE, figure 1)."""
 
+import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -33,6 +34,8 @@ def curve(experiment: Experiment, available: Available, setup: Setup, runs: Path
     """Evaluates the finished runs, trains none, and draws them; `missing` says why of other rows."""
     if file.is_dir():
         raise UserError(f"{file} is a folder: name the PNG that is to be written")
+    if file.suffix.lower() != ".png":
+        raise UserError(f"{file}: a curve is a PNG: give it a name that ends with .png")
     recipes = ready_recipes(experiment, available)
     if len({share_of(recipe) for recipe in recipes.values()}) < 2:
         raise UserError(f"{experiment.name} has no curve: its rows do not learn from several shares of the pairs")
@@ -44,7 +47,14 @@ def curve(experiment: Experiment, available: Available, setup: Setup, runs: Path
     finished = {name: recipe for name, recipe in recipes.items() if not why[name]}
     if not finished:
         reasons = few([f"{name}: {reason}" for name, reason in missing.items()], SHOWN)
-        raise UserError(f"{experiment.name} has no finished run in {runs}, so nothing is drawn ({reasons})")
+        commands = to_run(experiment, available, setup, runs)
+        first = next(command for command in commands if command.startswith("xmodal train "))
+        every = f"`xmodal reproduce {experiment.name.lower()} --root {shlex.quote(setup.root)} --runs "
+        every += f"{shlex.quote(str(runs))}` trains and evaluates what is ready of it"
+        raise UserError(
+            f"{experiment.name} has no finished run in {runs}, so nothing is drawn ({reasons}): {every}, or train its "
+            f"rows one by one (`{first}`), then draw"
+        )
     rows = evaluated(experiment, finished, setup, runs)
     points = points_of(experiment, finished, rows)
     draw_curve(experiment, points, file)
