@@ -55,8 +55,8 @@ def test_the_instance_loss_is_that_of_the_equation(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(instance, "CLASSES", 4)
     reference = tensors("indep_dualpath_instance_loss")
     visual, text, weights = (reference[name].requires_grad_() for name in ("f_img", "f_txt", "W_share"))
-    of_visual = instance_loss(visual, weights, reference["label_img"])
-    of_text = instance_loss(text, weights, reference["label_txt"])
+    of_visual, _ = instance_loss(visual, weights, reference["label_img"])
+    of_text, _ = instance_loss(text, weights, reference["label_txt"])
     (of_visual.sum() + of_text.sum()).backward()  # type: ignore[no-untyped-call]
     near(of_visual, reference["loss_img_per_sample"])
     near(of_text, reference["loss_txt_per_sample"])
@@ -78,7 +78,7 @@ def test_any_number_of_classes_in_chunks_of_any_size(
     labels, cotangent = torch.arange(rows) * 7 % classes, random_rows(3, rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(instance, "CLASSES", size)
-        found = instance_loss(ours[0], ours[1], labels, ours[2] if bias else None)
+        found, _ = instance_loss(ours[0], ours[1], labels, ours[2] if bias else None)
         found.backward(cotangent)
     logits = theirs[0] @ theirs[1].T + (theirs[2] if bias else 0)
     expected = functional.cross_entropy(logits, labels, reduction="none")
@@ -93,7 +93,7 @@ def test_logits_of_all_classes_are_never_in_memory_together(monkeypatch: pytest.
     monkeypatch.setattr(instance, "CLASSES", 8)
     rows, weights = random_rows(0, 3, 2).requires_grad_(), random_rows(1, 50, 2).requires_grad_()
     with Sizes() as sizes:
-        instance_loss(rows, weights, torch.tensor([0, 7, 49])).sum().backward()  # type: ignore[no-untyped-call]
+        instance_loss(rows, weights, torch.tensor([0, 7, 49]))[0].sum().backward()  # type: ignore[no-untyped-call]
     assert sizes.largest == 50 * 2
 
 
@@ -101,7 +101,7 @@ def test_logits_of_all_classes_are_never_in_memory_together(monkeypatch: pytest.
 def test_an_error_is_a_row_whose_class_has_not_the_highest_logit(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instance, "CLASSES", size)
     rows, weights, labels = random_rows(0, 30, 4), random_rows(1, 5, 4), torch.arange(30) % 5
-    losses, wrong = instance.instance_loss_and_errors(rows.requires_grad_(), weights, labels)
+    losses, wrong = instance_loss(rows.requires_grad_(), weights, labels)
     assert torch.equal(wrong.bool(), (rows @ weights.T).argmax(dim=1) != labels)
     assert 0 < wrong.sum() < 30
     assert losses.requires_grad
@@ -110,7 +110,7 @@ def test_an_error_is_a_row_whose_class_has_not_the_highest_logit(size: int, monk
 
 def test_a_logit_that_would_overflow_does_not() -> None:
     rows = torch.tensor([[200.0], [-200.0]], requires_grad=True)
-    losses = instance_loss(rows, torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 0]))
+    losses, _ = instance_loss(rows, torch.tensor([[1.0], [-1.0]]), torch.tensor([0, 0]))
     losses.sum().backward()  # type: ignore[no-untyped-call]
     torch.testing.assert_close(losses.detach(), torch.tensor([0.0, 400.0]))
     assert rows.grad is not None

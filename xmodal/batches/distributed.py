@@ -20,6 +20,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.errors import UserError
 
+MOMENTUM = 0.1  # of a batch norm's running statistics, as torch's
 PARTED = (
     "the objective compares a part of a batch with itself, so that several processes have another loss than one: "
     "compare rows by compare_gathered and the pairs of gather_pairs (xmodal/batches/distributed.py)"
@@ -125,9 +126,9 @@ class WholeBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(self, channels: int, epsilon: float, momentum: float = 0.1) -> None:
+    def __init__(self, channels: int, epsilon: float) -> None:
         super().__init__()
-        self.epsilon, self.momentum = epsilon, momentum
+        self.epsilon = epsilon
         self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
@@ -140,7 +141,7 @@ class WholeBatchNorm(nn.Module):
 
     def _by_own_rows(self, rows: Tensor, learns: bool) -> Tensor:
         statistics, weights = (self.running_mean, self.running_var), (self.weight, self.bias)
-        flat = batch_norm(rows.flatten(0, -2), *statistics, *weights, learns, self.momentum, self.epsilon)
+        flat = batch_norm(rows.flatten(0, -2), *statistics, *weights, learns, MOMENTUM, self.epsilon)
         return flat.view_as(rows)
 
     def _by_all_processes(self, rows: Tensor) -> Tensor:
@@ -149,8 +150,8 @@ class WholeBatchNorm(nn.Module):
         if count == 1:
             return self._by_own_rows(rows, learns=False)
         with torch.no_grad():
-            self.running_mean.lerp_(mean_C, self.momentum)
-            self.running_var.lerp_(variance_C * count / (count - 1), self.momentum)
+            self.running_mean.lerp_(mean_C, MOMENTUM)
+            self.running_var.lerp_(variance_C * count / (count - 1), MOMENTUM)
         return (rows - mean_C) * (variance_C + self.epsilon).rsqrt() * self.weight + self.bias
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from xmodal.detection.region_arrays import DetectorWords
 from xmodal.errors import UserError
-from xmodal.features.store import CACHE, FeatureStore, shard_ranges
+from xmodal.features.store import FeatureStore, shard_ranges
 from xmodal.records.tables import open_table
 from xmodal.root.outputs import Output
 
@@ -81,8 +81,8 @@ def regions_file(shard: int) -> str:
 class RegionStore:
     """Reads regions by id. Items that failed when they were made are absent, and refused, as `FeatureStore` does."""
 
-    def __init__(self, source: str | Path | Output, cache: str = CACHE) -> None:
-        self.store = FeatureStore(source, cache=cache)
+    def __init__(self, source: str | Path | Output) -> None:
+        self.store = FeatureStore(source)
         output, spec = self.store.output, self.store.spec
         shards = range(len(shard_ranges(spec, len(self.store))))
         if not spec.ragged or not all(regions_file(shard) in output.files for shard in shards):

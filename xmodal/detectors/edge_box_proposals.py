@@ -40,14 +40,14 @@ CLEAR = 16.0  # grey levels of a step; where no edge is clearer, those of a tent
 LEAST_SIDE = 16  # pixels of a picture that has boxes
 
 
-def edge_boxes(image_HW3: NDArray[np.uint8], most: int = MOST_BOXES) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+def edge_boxes(image_HW3: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Boxes (K, 4) and their scores, best first; none where there are no edges."""
     cv2 = _opencv()
     height, width = image_HW3.shape[:2]
     edges_HW, directions_HW = _edges(image_HW3)
     if min(height, width) < LEAST_SIDE or not edges_HW.any():  # OpenCV makes boxes of no edges at times
         return np.zeros((0, 4), np.float32), np.zeros(0, np.float32)
-    finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=most, minBoxArea=max(1.0, SMALLEST_SHARE * height * width))
+    finder = cv2.ximgproc.createEdgeBoxes(maxBoxes=MOST_BOXES, minBoxArea=max(1.0, SMALLEST_SHARE * height * width))
     found, scores = finder.getBoundingBoxes(edges_HW, directions_HW)
     boxes_K4 = np.asarray(found, np.float32).reshape(-1, 4)  # left, top, width, height; () if there are none
     boxes_K4[:, 2:] += boxes_K4[:, :2]

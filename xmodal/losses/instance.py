@@ -13,18 +13,13 @@ from torch.autograd.function import once_differentiable
 CLASSES = 8192  # of a chunk: with 64 rows 2 MB of logits, and as much again for what is made of them
 
 
-def instance_loss(rows_ND: Tensor, weights_CD: Tensor, labels_N: Tensor, bias_C: Tensor | None = None) -> Tensor:
-    """(N,): the cross entropy of each row, exactly over all classes.
+def instance_loss(
+    rows_ND: Tensor, weights_CD: Tensor, labels_N: Tensor, bias_C: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """(N,) each: the cross entropy over all classes, and 1 where another class has the highest logit, else 0.
 
     Gradients are computed chunk by chunk too, from logits that are computed anew.
     """
-    return instance_loss_and_errors(rows_ND, weights_CD, labels_N, bias_C)[0]
-
-
-def instance_loss_and_errors(
-    rows_ND: Tensor, weights_CD: Tensor, labels_N: Tensor, bias_C: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """(N,) each: the losses, and 1 where another class than the right one has the highest logit, else 0."""
     losses_N, wrong_N = _InstanceLoss.apply(rows_ND, weights_CD, labels_N, bias_C)
     return losses_N, wrong_N
 

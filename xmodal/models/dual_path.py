@@ -32,7 +32,7 @@ from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.batches.distributed import WholeBatchNorm, gather
 from xmodal.batches.sample_order import SampleRandom, training_shifts
 from xmodal.batches.texts import Texts
-from xmodal.losses.instance import instance_loss_and_errors
+from xmodal.losses.instance import instance_loss
 from xmodal.losses.mining import in_evaluation
 from xmodal.losses.ranking import halves, hinges
 from xmodal.models import Inputs
@@ -207,7 +207,7 @@ class DualPath(nn.Module):
         # of a whole batch, as all processes draw alike: a module nn.Dropout would be refused in several
         rows_ND = dropout(torch.cat([visual_ND, text_ND]), self.config.dropout, self.training)
         classifier, labels_N = self.classifier, torch.cat([visual_N, text_N])
-        both = instance_loss_and_errors(rows_ND, classifier.weight, labels_N, classifier.bias)
+        both = instance_loss(rows_ND, classifier.weight, labels_N, classifier.bias)
         (of_visual, of_text), (wrong_visual, wrong_text) = (one.chunk(2) for one in both)
         of_pictures_H, of_texts_H = hinges(normalize(visual_ND, dim=1), normalize(text_ND, dim=1), self.config.margin)
         first, second = halves(len(visual_ND))
