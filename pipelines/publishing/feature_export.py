@@ -220,12 +220,20 @@ def _refuse_to_export(
     if store.spec.ragged and out.suffix == ".npy" and not with_boxes:
         scan = "x_ims.npy, " if regions_file(0) in store.output.files else ""
         raise UserError(f"{store.spec.name} is ragged, which no .npy can be: export to {scan}x.h5, x.tar or a folder")
-    for id in ids:
-        if not _can_hold(out.suffix, id):
-            others = "x.h5"
-            if out.suffix == ".tar" and "." in id.rpartition("/")[2]:
-                others = "x.h5, x.npy or a folder, as readers of a .tar end a name at its first dot"
-            raise UserError(f"id {id!r} cannot be written to {out}: export to {others}")
+    if id := next((id for id in ids if not _can_hold(out.suffix, id)), None):
+        why = ""
+        if out.suffix == ".tar" and "." in id.rpartition("/")[2]:
+            why = ", as readers of a .tar end a name at its first dot"
+        raise UserError(f"id {id!r} cannot be written to {out}: {_ways_out(store, ids)}{why}")
+
+
+def _ways_out(store: FeatureStore, ids: Sequence[str]) -> str:
+    """The formats that hold all of these ids."""
+    names = {".h5": "x.h5", ".npy": "x.npy", "": "a folder"}
+    if store.spec.ragged:
+        del names[".npy"]
+    *others, last = [name for suffix, name in names.items() if all(_can_hold(suffix, id) for id in ids)] or [""]
+    return f"export to {' or '.join(filter(None, (', '.join(others), last)))}" if last else "no format holds these ids"
 
 
 def _can_hold(suffix: str, id: str) -> bool:

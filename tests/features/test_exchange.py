@@ -192,6 +192,21 @@ def test_ids_with_dots_are_not_written_to_a_tar(tmp_path: Path) -> None:
         assert set(bring_in(tmp_path / out, tmp_path / f"root{number}").ids) == {"plain", "photo.jpg", "photo.png"}
 
 
+def test_a_refused_id_is_told_the_formats_that_will_do(tmp_path: Path) -> None:
+    """A ragged array is no .npy, and what has a dot at its start or a backslash is no file's name."""
+    with h5py.File(tmp_path / "ragged.h5", "w") as file:
+        file["features"], file["ids"] = some_rows(3), np.array(["a.jpg", "b.jpg"], object)
+        file["offsets"] = np.array([0, 1, 3])
+    made = bring_in(tmp_path / "ragged.h5", tmp_path / "root").output.where
+    with pytest.raises(
+        UserError, match=r"^id 'a\.jpg' cannot be written to .*: export to x\.h5 or a folder, as readers"
+    ):
+        export(made, tmp_path / "x.tar")
+    made = bring_in(array_with_ids(tmp_path / "a", some_rows(2), ["a", "b\\c"]), tmp_path / "flat").output.where
+    with pytest.raises(UserError, match=r"^id 'b.*c' cannot be written to .*x\.tar: export to x\.h5 or x\.npy$"):
+        export(made, tmp_path / "x.tar")
+
+
 @pytest.mark.parametrize("out", ["folder", "x.tar"])
 def test_ids_with_slashes_are_files_in_folders_below(out: str, tmp_path: Path) -> None:
     ids = ["a", "b.d/c", "b/d/e"]
