@@ -94,6 +94,7 @@ def test_weights_of_a_detector_are_a_file(xmodal: Xmodal, folder: Path) -> None:
 )
 def test_what_a_folder_has_no_regions_by(asked: list[str], said: str, xmodal: Xmodal, folder: Path) -> None:
     assert re.search(said, xmodal("features", folder, *asked).complaint)
+    assert [path.name for path in folder.parent.iterdir()] == ["pics"]
 
 
 def test_a_retry_takes_the_settings_of_what_was_built(
