@@ -60,13 +60,19 @@ class Features:
     rule: FrameRule = "official"
     method: str = since("0.2", "")  # of sentences: their codebook's, such as hglmm; "" is any
     network: str = since("0.2", "")  # of pictures: that of their features, such as resnet50; "" is any
-    built: tuple[str, ...] = field(default=(), compare=False, metadata=DESCRIBES | {"given": True})  # by the paper
+    # the settings that a message says to build them with, as in the paper
+    built: tuple[str, ...] = field(default=(), compare=False, metadata=DESCRIBES | {"given": True})
 
     def __post_init__(self) -> None:
         one_or_more(frames=self.frames)
         zero_or_more(ends=self.ends)
         if self.rule not in get_args(FrameRule):
             raise ValueError(f"no rule {self.rule!r} for frames; there are: {', '.join(get_args(FrameRule))}")
+
+
+TEN_CROPS = Features(  # VGG-19's fc7, the mean of ten crops
+    "features", built=("features.model=torchvision/vgg19", "features.output=fc7", "features.views=ten")
+)
 
 
 @runtime_checkable
@@ -111,11 +117,6 @@ def learns_classes(model: object) -> bool:
 
 
 MOST_WORDS = 512  # of a caption, beside <start> and <end>: a batch is as wide as its longest one
-
-
-TEN_CROPS = Features(
-    "features", built=("features.model=torchvision/vgg19", "features.output=fc7", "features.views=ten")
-)
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ Where no setting is given, those of the only output of the stage are meant, as i
 Outputs made of the retried one become unfinished; their next build makes again the units that read what has changed.
 """
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -81,18 +82,23 @@ def _flags_of(made: Output, name: str) -> str:
         if source := made if kind.name == name else ancestor(made, kind.name):
             usual = recorded(to_plain(kind.config()), kind.config(), kind.name)
             settings = recorded(source.config, kind.config(), kind.name)
-            told += [f"--set {one}={value}" for one, value in settings.items() if value != usual.get(one)]
+            told += [_flag(one, value) for one, value in settings.items() if value != usual.get(one)]
             told += [f"--file {file}=PATH" for file in kind.files if _was_given(file, source.config)]
     return " ".join(told) or "no --set and no --file"
 
 
+def _flag(name: str, value: object) -> str:
+    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return f"--set {shlex.quote(f'{name}={text}')}"
+
+
 def _was_given(file: str, config: Mapping[str, Any]) -> bool:
-    """Whether a config has the checksum of a file: in a field of its name, or in that of weights or of boxes."""
+    """Whether a config has the checksum of a file: in a field of its name, or in that of weights, boxes or files."""
     if file == "boxes":
         return config.get("boxes") == "file"
     if file in ("detector", "weights"):
         return str(config.get("weights")).startswith(OF_FILE)
-    return bool(config.get(file))
+    return bool(config.get(file)) or file in dict(config.get("files", ()))
 
 
 def _is_made_of(made: Output, media: Output) -> bool:

@@ -130,6 +130,18 @@ def test_a_retry_takes_the_settings_of_what_was_built(
     assert "0 of 0 pictures" in xmodal(*again, *settings).out
 
 
+def test_the_flags_that_a_retry_asks_for_work_as_they_are(xmodal: Xmodal, tmp_path: Path) -> None:
+    raw, root, scores = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "places.tsv"
+    scores.write_text("id\ttag\tscore\np000.jpg\tbeach\t0.5\n")
+    tags = [f"{FIXTURE}/tags", "--root", root]
+    build = ["build", *tags, "--raw", raw, "--set=tags.model=torchvision/resnet18", "--set=tags.weights=random:0"]
+    assert xmodal(*build, "--file", f"places={scores}").code == 0
+    (flags,) = re.findall(r"\) by (.*)", xmodal("retry", *tags).complaint)
+    assert flags.split()[-2:] == ["--file", "places=PATH"]
+    again = xmodal("retry", *tags, *flags.replace("PATH", str(scores)).split())
+    assert "is made of files" in again.complaint, "as it is found, and has no failures that pass"
+
+
 def test_weights_that_are_refused_are_told_by_plan_and_status(xmodal: Xmodal, tmp_path: Path) -> None:
     raw, root, weights = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "detector.pt"
     asked = [f"{FIXTURE}/regions", "--root", root, "--raw", raw, "--set=regions.detector=bottom_up"]

@@ -10,7 +10,9 @@ import xmodal as xmodal_package
 from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import xmodal as xmodal
 from xmodal.batches.annotated_phrases import ELSEWHERE, UNBOXED, UNSEEN, annotated_phrases
+from xmodal.checks.corpus_contract import phrase_notes
 from xmodal.recipes import View
+from xmodal.records.tables import Match, Region
 from xmodal.root.outputs import find
 
 FIXTURE = Path(__file__).parents[1] / "fixtures/boxed_pictures.py"
@@ -142,3 +144,10 @@ def test_a_part_of_a_corpus_is_told_how_it_is_read(tmp_path: Path, raw: Path, fi
 def test_a_phrase_whose_thing_has_no_box_is_noted_by_check(raw: Path, file: Path, xmodal: Xmodal) -> None:
     (note,) = [line for line in xmodal.done("check", file, "--raw", raw)[str(file)]["notes"] if "phrase" in line]
     assert note.startswith("1 of 4 phrases name a thing without a box, such as group 'sofa' of item 'p2.png'")
+
+
+def test_a_note_counts_phrases_with_a_place_and_regions_with_a_box() -> None:
+    boxes = [Region("r", "a", "red"), Region("s", "a", "blue", 0, 0, 1, 1)]
+    phrases = [Match("c", "a", "red", 0, 2), Match("c", "a", "blue", 0, 2), Match("c", "a", "caption as a whole")]
+    (note,) = phrase_notes([*boxes, *phrases])
+    assert note.startswith("1 of 2 phrases name a thing without a box, such as group 'red'")

@@ -5,11 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from xmodal.detection.given_boxes import boxes_in_file
+from xmodal.detection.region_store import Named, PictureRegions
+from xmodal.detection.region_tsv import write_tsv
 from xmodal.errors import UserError
 
 READ = """
@@ -72,3 +75,11 @@ def test_lines_that_are_no_boxes_are_told_by_their_columns(text: str, said: str,
     (tmp_path / "b.tsv").write_text(text)
     with pytest.raises(UserError, match=said):
         boxes_in_file(tmp_path / "b.tsv")
+
+
+@pytest.mark.parametrize("columns", [6, 8, 10])
+def test_boxes_are_taken_of_regions_as_their_makers_store_them(columns: int, tmp_path: Path) -> None:
+    boxes, named = np.array([[1, 2, 3, 4]], np.float32), Named(np.array([1]), np.array([0.5]))
+    picture = PictureRegions("a.jpg", boxes, np.ones((1, 2), np.float32), (9, 9), named, named)
+    write_tsv(tmp_path / "b.tsv", [picture], columns)
+    assert boxes_in_file(tmp_path / "b.tsv") == {"a.jpg": ((1.0, 2.0, 3.0, 4.0),)}

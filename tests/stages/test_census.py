@@ -1,7 +1,9 @@
 """What contradicts itself in a corpus' rows is refused, in whatever order the kinds of rows come."""
 
 import tracemalloc
+from typing import Any
 
+import numpy as np
 import pytest
 
 from pipelines.stages import records
@@ -45,6 +47,10 @@ def counted(rows: list[Row]) -> dict[str, int]:
             "region 's' has left 9, top 0, right 5, bottom 4: give left < right and .*",
         ),
         (Region("s", "a", "g", 0, 3, 5, 3), "region 's' has left 0, top 3, right 5, bottom 3: give .*"),
+        (Region("s", "a", "g", 3, 0, 3, 4), "region 's' has left 3, top 0, right 3, bottom 4: give .*"),
+        (Region("s", "a", "g", 0, 0, 5, float("inf")), "region 's' has .* bottom inf: give .*"),
+        (Region("s", "a", "g", float("-inf"), 0, 5, 4), "region 's' has left -inf, .*"),
+        (Region("s", "a", "g", "0", 0, 5, 4), "region 's' has left 0, .*"),  # type: ignore[arg-type]
         (Region("s", "a", "g", 0, 0, float("nan"), 3), "region 's' has left 0, top 0, right nan, bottom 3: .*"),
         (Region("s", "a", "g", 0, 0, float("inf"), 3), "region 's' has .* finite numbers of pixels, .*"),
         (Region("s", "a", "g", 0, 0, 5), "region 's' has left 0, top 0, right 5, bottom None: .* or None for all four"),
@@ -52,6 +58,7 @@ def counted(rows: list[Row]) -> dict[str, int]:
         (Match("c", "a", "g", -1, 2), "a match of caption 'c' has start -1, end 2: .*"),
         (Match("c", "a", "g", None, 2), "a match of caption 'c' has start None, end 2: .* or None for both"),
         (Match("c", "a", "g", 1), "a match of caption 'c' has start 1, end None: .*"),
+        (Match("c", "a", "g", 1, 2.0), "a match of caption 'c' has start 1, end 2.0: .*"),  # type: ignore[arg-type]
         (Match("c", "a", "g", 3, 7), "a match of caption 'c' ends beyond its text: .*"),
     ],
 )
@@ -65,6 +72,8 @@ def test_a_contradiction_is_refused(row: Row, complaint: str) -> None:
 def test_a_box_and_a_phrase_may_be_as_large_as_they_can_or_left_out() -> None:
     counted([*WHOLE, Region("whole", "a", "g", -1.5, 0, 1e6, 0.5), Match("c", "a", "g", 0, len("an ant"))])
     counted([*WHOLE, Region("none", "a", "g"), Match("c", "a", "g")])
+    numbers: Any = np.arange(5)  # as pandas and numpy give them to a parser
+    counted([*WHOLE, Region("numpy", "a", "g", *numbers[:2], *numbers[3:]), Match("c", "a", "g", *numbers[1:3])])
 
 
 @pytest.mark.parametrize("first", [0, 6, 7, 12])

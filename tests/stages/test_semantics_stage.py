@@ -250,3 +250,8 @@ def test_a_least_score_leaves_out_regions_and_not_their_features(root: str) -> N
     assert failure == (item_id(1), "unsure", "no region has an area and a score of 0.7: the surest has 0.50")
     (regions,) = find(root, "regions")
     assert len(RegionStore(regions).features(item_id(1))) == 1
+
+
+def test_a_region_of_just_the_least_score_is_said(root: str) -> None:
+    output = semantics_of(root, [seen(item_id(0), CIRCLES[:1])], least_score=0.5)
+    assert output.totals["counts"]["captions"] == 1

@@ -92,12 +92,12 @@ class Dataset:
         """The words of the captions to train on, for whichever split is read; of a sparse one, its annotated part."""
         return cached_vocabulary(self.records, View(self.corpus, self._training(split)), tokens)
 
-    def sentences(self, identity: str | None = None, stage: str = SENTENCES) -> FeatureStore:
-        """Opens captions as vectors, by identity or the only ones; `stage="phrases"` has their phrases instead."""
-        made = list(made_of(self.records, stage))
+    def sentences(self, identity: str | None = None) -> FeatureStore:
+        """Opens captions as vectors, by identity or the only ones."""
+        made = list(made_of(self.records, SENTENCES))
         chosen = [output for output in made if identity in (None, output.identity)]
-        there = "; ".join(map(_coded, made)) or f"none: build some first ({self._command(stage)})"
-        return self._only(chosen, f"{stage} {identity or ''}".rstrip(), there)
+        there = "; ".join(map(_coded, made)) or f"none: build some first ({self._command(SENTENCES)})"
+        return self._only(chosen, f"sentences {identity or ''}".rstrip(), there)
 
     def reader(
         self,

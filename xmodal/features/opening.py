@@ -37,17 +37,13 @@ def open_features(
 
     Refuses features of another media set, by another network if one is named, and of one position an item if `model`,
     a config, looks at several. Those of media that have changed since are opened by their identity alone. `built` are
-    settings to build them with, of which messages tell.
+    the settings that a message says to build them with; of several stages, only those of this one count.
     """
     if stage in OF_CAPTIONS or any(map(has_rows_of_texts, find(root, stage))):
         raise UserError(
             f"{stage} has a row a caption, not one a picture or clip: name features of these (--set visual.stage=STAGE)"
         )
-    asked = [
-        *(one for one in built if one.startswith(f"{stage}.")),
-        *([network_setting(stage, network)] if network else []),
-    ]
-    settings = [*{one.partition("=")[0]: one for one in asked}.values()]
+    settings = _settings_to_build(stage, network, built)
     of, fits = str(records.config.get("corpus", "CORPUS")), partial(may_share_media, records=records)
     command = build_command(root, of, stage, settings)
     found = [] if identity else [one for one in filter(fits, find(root, stage)) if is_by(one, network)]
@@ -77,6 +73,14 @@ def open_features(
     return store
 
 
+def _settings_to_build(stage: str, network: str, built: Sequence[str]) -> list[str]:
+    """Settings of a stage, where a network that is named takes the place of the one in `built`."""
+    named = network_setting(stage, network) if network else ""
+    replaced = named.partition("=")[0]
+    others = [one for one in built if one.startswith(f"{stage}.") and one.partition("=")[0] != replaced]
+    return [*([named] if named else []), *others]
+
+
 def _refuse_to_train(store: FeatureStore, model: object) -> None:
     if not store.spec.row_shape:
         raise UserError(f"{store.output.where} has no features to train from, but {store.output.stage}")
@@ -90,6 +94,8 @@ def _refuse_to_train(store: FeatureStore, model: object) -> None:
 
 def has_rows_of_texts(features: Output) -> bool:
     """Is true of features that were made of records, and have rows of texts, not of items."""
+    if features.stage in OF_CAPTIONS:  # a name is known at once, half a million ids are not
+        return True
     records = ancestor(features, "records")
     if records is None or ROWS not in features.files:
         return False

@@ -82,20 +82,21 @@ def _next(result: Result) -> Lines:
     runs = {one["evaluation"]["corpus"]: one["training"]["run"] for one in result["runs"]}  # the last of each
     trained = {one["evaluation"]["recipe"]: one["training"]["run"] for one in result["runs"]}
     run = os.path.relpath(trained.get("demo-pvse", runs.pop("coco")))  # PVSE has attention to look at
-    detector = result.get("sparse", {}).get("detector")
-    of_sparse = [os.path.relpath(one["training"]["run"]) for one in result.get("sparse", {"runs": []})["runs"]]
+    of_sparse = list[tuple[object, ...]]()
+    if sparse := result.get("sparse"):
+        first = os.path.relpath(sparse["runs"][0]["training"]["run"])
+        learn = ("train", "detector", "--corpus", "visual_genome", "--root", root, "--run", root.parent / "detector")
+        of_sparse = [
+            ("look", first, "--root", root, "--tsne", root.parent / "tsne"),
+            ("look", "coco", "--root", root, "--regions", root.parent / "boxes"),
+            learn,
+        ]
     suggested = [
         ("status", "--root", root),
         ("evaluate", run, "--root", root),
         ("look", run, "--root", root, "--attention", root.parent / "maps"),
         *(("look", corpus, "--root", root, "--frames", root.parent / "sheets") for corpus in [*runs][:1]),
-        *(("look", run, "--root", root, "--tsne", root.parent / "tsne") for run in of_sparse[:1]),
-        *([("look", "coco", "--root", root, "--regions", root.parent / "boxes")] if detector else ()),
-        *(
-            [("train", "detector", "--corpus", "visual_genome", "--root", root, "--run", root.parent / "detector")]
-            if detector
-            else ()
-        ),
+        *of_sparse,
         ("publish", "coco", "--root", root, "--out", root.parent / "dataset"),
     ]
     beside = os.path.join(os.path.dirname(sys.executable), "xmodal")  # the program of this environment
