@@ -129,7 +129,7 @@ def test_a_picture_that_was_sealed_as_absent_is_left_out_or_says_how_it_is_fetch
     assert found.code == 0
     assert [path.name for path in (tmp_path / "sheets").iterdir()] == ["p2.png.png"]
     assert "pictures left out: 1; the picture of p1.png is absent" in found.err
-    said = xmodal("look", "boxed_pictures", "--root", root, *drawn, "--items", "p1.png").complaint
+    said = xmodal("look", "boxed_pictures", "--root", root, *drawn, "--items", "p1.png").err
     assert "the picture of p1.png is absent" in said
     assert f"`xmodal retry boxed_pictures --root {root}`, then `xmodal seal boxed_pictures --root {root}`" in said
 
