@@ -118,7 +118,7 @@ def test_broken_phrases_and_boxes_are_named_and_not_built(
         assert said in xmodal("build", f"{file}", "--raw", raw, "--root", tmp_path / "root").complaint
 
 
-def test_a_picture_that_was_sealed_as_absent_says_how_it_is_fetched(
+def test_a_picture_that_was_sealed_as_absent_is_left_out_or_says_how_it_is_fetched(
     tmp_path: Path, raw: Path, file: Path, xmodal: Xmodal
 ) -> None:
     (raw / "pictures/p1.png").unlink()
@@ -127,7 +127,11 @@ def test_a_picture_that_was_sealed_as_absent_says_how_it_is_fetched(
     write(boxes, [(id, *box) for id, some in PROPOSED.items() for box in some])
     np.save(tmp_path / "found.npy", np.zeros((3, 2)))
     drawn = ["--phrases", tmp_path / "sheets", "--scores", tmp_path / "found.npy", "--proposals", boxes]
-    said = xmodal("look", "boxed_pictures", "--root", root, *drawn).err
+    found = xmodal("look", "boxed_pictures", "--root", root, *drawn)
+    assert found.code == 0
+    assert [path.name for path in (tmp_path / "sheets").iterdir()] == ["p2.png.png"]
+    assert "pictures left out: 1; the picture of p1.png is absent" in found.err
+    said = xmodal("look", "boxed_pictures", "--root", root, *drawn, "--items", "p1.png").err
     assert "the picture of p1.png is absent" in said
     assert f"`xmodal retry boxed_pictures --root {root}`, then `xmodal seal boxed_pictures --root {root}`" in said
 

@@ -148,6 +148,8 @@ def test_what_does_not_go_with_phrases_is_said_in_a_line(root: str, run: str, xm
         "leave out --distance, --eccv and --with"
         in xmodal("evaluate", run, "--root", root, "--distance", "elk").complaint
     )
+    said = xmodal("evaluate", run, "--root", root, "--share", 0.3).complaint
+    assert "--share belongs to --with" in said, "without it nothing is mixed"
     assert "has no split 'other/test'" in xmodal("evaluate", run, "--root", root, "--split", "other/test").complaint
     with pytest.raises(UserError, match="compares regions with phrases, not items with captions"):
         open_run(run, Setup(root))

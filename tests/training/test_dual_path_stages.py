@@ -265,10 +265,25 @@ def test_captions_that_are_cut_are_counted_at_the_start_alone(tmp_path: Path) ->
     cut = sum(count > 8 for count in known)
     line = f"model.length=8 cuts {cut} of {len(known)} captions to their first 8 known words"
     assert 0 < cut < len(known)
-    for cuts in (1, 0):
+    starts_alone(line, small, root, tmp_path / "run")
+    ten = sum(len(text) > 10 + 2 for text in words)  # beside <start> and <end>
+    fewer = sum(np.count_nonzero(text[1:11] >= len(SPECIALS)) > 8 for text in words)  # of the ten that are left
+    assert 0 < ten < len(words)
+    assert fewer < cut
+    starts_alone(
+        f"text.longest=10 cuts {ten} of {len(words)} captions to their first 10 words",
+        replace(small, text=Tokens("nltk", 2, longest=10)),
+        root,
+        tmp_path / "ten",
+        f"model.length=8 cuts {fewer} of {len(known)} captions to their first 8 known words",
+    )
+
+
+def starts_alone(line: str, recipe: Recipe, root: Setup, run: Path, *others: str) -> None:
+    for times in (1, 0):
         heard = Saying()
-        fit(small, root, str(tmp_path / "run"), progress=heard)
-        assert heard.said.count(line) == cuts, heard.said
+        fit(recipe, root, str(run), progress=heard)
+        assert [heard.said.count(each) for each in (line, *others)] == [times] * (1 + len(others)), heard.said
 
 
 @pytest.mark.parametrize("model", [CONFIG, TwoBranchConfig(hidden=8, width=8)])

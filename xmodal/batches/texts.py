@@ -69,6 +69,12 @@ class Texts:
         return numbers_TL, lengths_T
 
 
+def note_of_cuts(setting: str, lengths_T: NDArray[np.int64], longest: int, words: str = "words") -> str:
+    """Says how many captions a setting cuts."""
+    cut = np.count_nonzero(lengths_T > longest)
+    return f"{setting}={longest} cuts {cut:,} of {len(lengths_T):,} captions to their first {longest:,} {words}"
+
+
 def vocabulary(records: Output, view: View, tokens: Tokens) -> Vocabulary:
     return _built_vocabulary(records, view, tokens) or Vocabulary.build(
         caption_texts(records, view), tokens.tokenizer, tokens.minimum_count, tokens.cleaning

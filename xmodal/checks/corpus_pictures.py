@@ -68,18 +68,22 @@ def draw_phrases(
 ) -> list[DrawnPicture]:
     """Draws a PNG for each of the pictures, or the first ones: where the phrases of a caption are, and were found."""
     pictures = PictureFiles.of(scored.records, media_of(scored.records))
-    ids = list(dict.fromkeys(items)) or scored.phrases.pictures[:first]
-    if strange := [id for id in ids if id not in scored.phrases.pictures]:
+    if strange := [id for id in items if id not in scored.phrases.pictures]:
         raise UserError(f"{', '.join(strange)}: {scored.view.split} has no phrases to find in such items")
-    texts = {one.id: one.text for one in read_rows(scored.records, Caption) if one.item in ids}
+    captions = {match.caption for match in scored.phrases.matches}
+    texts = {one.id: one.text for one in read_rows(scored.records, Caption) if one.id in captions}
+    named = list(dict.fromkeys(items))
+    first_there = pictures.first(scored.phrases.pictures, first, setup.progress.say)
+    shown = ((id, pictures.open(id)) for id in named) if named else first_there
 
-    def sheet(id: str) -> tuple[str, str, Image]:
+    def sheet(id: str, picture: Image) -> tuple[str, str, Image]:
         found = found_phrases(scored, id)
         caption = texts[found[0].caption]
-        return id, caption, phrase_sheet(pictures.open(id), id, caption, found)
+        return id, caption, phrase_sheet(picture, id, caption, found)
 
-    with setup.progress.over("draw", len(ids), unit="pictures") as tick:
-        return list(save_sheets(folder, map(sheet, ids), tick))
+    total = len(named) or min(first, len(scored.phrases.pictures))
+    with setup.progress.over("draw", total, unit="pictures") as tick:
+        return list(save_sheets(folder, starmap(sheet, shown), tick))
 
 
 def _chosen(store: FeatureStore, records: Output, items: Sequence[str], first: int, split: str | None) -> list[str]:

@@ -1,7 +1,7 @@
 """The pictures of a corpus, by item; what cannot be shown is one line that names the item."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,6 +17,10 @@ from xmodal.root.outputs import Output
 P = TypeVar("P")
 
 
+class UnshownPicture(UserError):
+    """A picture that is absent or cannot be read."""
+
+
 @dataclass(frozen=True, eq=False)
 class PictureFiles:
     paths: Mapping[str, str]  # by item
@@ -29,6 +33,24 @@ class PictureFiles:
         again = f"`xmodal retry {corpus} --root {root}`, then `xmodal seal {corpus} --root {root}`"
         return cls({item.id: item.media for item in read_rows(records, Item)}, Archives(raw_of(media)), again)
 
+    def first(self, ids: Sequence[str], count: int, say: Callable[[str], None]) -> Iterator[tuple[str, Image]]:
+        """Opens the first pictures that there are, and says how many others it left out."""
+        left_out, opened = list[UnshownPicture](), 0
+        for id in ids:
+            if opened == count:
+                break
+            try:
+                picture = self.open(id)
+            except UnshownPicture as error:
+                left_out.append(error)
+                continue
+            opened += 1
+            yield id, picture
+        if left_out and not opened:
+            raise left_out[0]
+        if left_out:
+            say(f"pictures left out: {len(left_out):,}; {left_out[0]}")
+
     def open(self, id: str) -> Image:
         """Opens a picture as it is; of a broken one what there is."""
         return self.decoded(id, lambda data: open_image(data, on_truncated=lambda why: None))
@@ -38,6 +60,6 @@ class PictureFiles:
             return decode(self.archives.read(self.paths[id]))
         except MissingMedia as error:
             cure = f"name others with --items, or fetch it ({self.again})"
-            raise UserError(f"the picture of {id} is absent ({error}): {cure}") from error
+            raise UnshownPicture(f"the picture of {id} is absent ({error}): {cure}") from error
         except UnreadableImage as error:
-            raise UserError(f"the picture of {id} cannot be read ({error}): name others with --items") from error
+            raise UnshownPicture(f"the picture of {id} cannot be read ({error}): name others with --items") from error

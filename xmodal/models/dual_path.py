@@ -31,7 +31,7 @@ from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.batches.distributed import WholeBatchNorm, gather
 from xmodal.batches.sample_order import SampleRandom, training_shifts
-from xmodal.batches.texts import Texts
+from xmodal.batches.texts import Texts, note_of_cuts
 from xmodal.losses.instance import instance_loss
 from xmodal.losses.mining import in_evaluation
 from xmodal.losses.ranking import halves, hinges
@@ -233,10 +233,8 @@ class DualPath(nn.Module):
         return codes_TL.scatter_(1, places_TK, ids_TK)[:, :length]  # the last column took what is not kept
 
     def note_of_cuts(self, texts: Texts) -> str:
-        length = self.config.length
         known = np.add.reduceat(self.known_W.cpu().numpy()[texts.numbers], texts.starts[:-1], dtype=np.int64)
-        cut = np.count_nonzero(known > length)
-        return f"model.length={length} cuts {cut:,} of {len(texts):,} captions to their first {length} known words"
+        return note_of_cuts("model.length", known, self.config.length, "known words")
 
     def _activated(self, features_BD: Tensor) -> Tensor:
         return features_BD.relu() if self.config.head == "official" else features_BD

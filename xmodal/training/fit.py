@@ -22,7 +22,7 @@ from xmodal.batches.batch import ANNOTATED, Batch
 from xmodal.batches.loader import Loader
 from xmodal.batches.phrase_loader import PhraseLoader
 from xmodal.errors import UserError
-from xmodal.models import Cutting, Scorer, Trainable
+from xmodal.models import Scorer, Trainable
 from xmodal.progress import Silence
 from xmodal.recipes import Phase, Recipe
 from xmodal.training import checkpoint, optimisers, run_folder
@@ -98,9 +98,9 @@ def _model(started: Run, setup: Setup, run: str, data: TrainingData) -> nn.Modul
     distributed.refuse_single_rows(model, recipe.batch_size)
     for phase in recipe.phases:
         optimisers.check(model, phase)
-    if not run_folder.has_state(run):
-        if isinstance(model, Cutting) and isinstance(data, CaptionData):
-            setup.progress.say(model.note_of_cuts(data.train.examples.words))
+    if not run_folder.has_state(run) and isinstance(data, CaptionData):
+        for note in data.notes_of_cuts(model):
+            setup.progress.say(note)
         _try(model, recipe, data, setup.device)
     return model
 

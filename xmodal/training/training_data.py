@@ -19,12 +19,12 @@ from xmodal.batches.loader import Loader
 from xmodal.batches.phrase_features import PhraseFeatures
 from xmodal.batches.phrase_loader import PhraseLoader
 from xmodal.batches.reader import Reader
-from xmodal.batches.texts import Texts, vocabulary_and_texts
+from xmodal.batches.texts import Texts, note_of_cuts, vocabulary_and_texts
 from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Labels, headline, labels_of
-from xmodal.models import Trainable
+from xmodal.models import Cutting, Trainable
 from xmodal.progress import Progress
 from xmodal.recipes import (
     Features,
@@ -210,6 +210,14 @@ class CaptionData:
 
     def word_vectors(self, started: Run, setup: Setup) -> NDArray[np.float32] | None:
         return word_vectors(setup.vectors, self.train.examples, started.vocabulary, setup.progress)
+
+    def notes_of_cuts(self, model: object) -> list[str]:
+        """Says how many captions are cut, by which setting."""
+        texts, notes = self.train.examples.words, list[str]()
+        if self.train.tokens and (longest := self.train.tokens.longest):
+            notes.append(note_of_cuts("text.longest", np.diff(texts.starts) - 2, longest))
+            texts = texts.shortened(longest)
+        return [*notes, model.note_of_cuts(texts)] if isinstance(model, Cutting) else notes
 
     def loader(self, recipe: Recipe, phase: Phase, device: str) -> Loader:
         assert not isinstance(phase.sampler, Phrases)  # training refuses it before

@@ -35,7 +35,7 @@ def flags(parser: Parser) -> None:
     add("--distance", help="another score of the same weights: elk, js, wasserstein, … (PCME)")
     mixed = "a run of regions and phrases, whose distances are mixed with the run's (equation 8 of Two-Branch)"
     add("--with", dest="with_", metavar="RUN", help=mixed)
-    add("--share", type=float, default=0.2, help="of --with in the mixture (default: 0.2)")
+    add("--share", type=float, help="of --with in the mixture (default: 0.2)")
     add("--eccv", type=_flags.path, metavar="DIR", help="a folder with ECCV-Caption's two JSON files")
     add("--latex", action="store_true", help="the result as LaTeX tables on stdout")
     _flags.quiet(parser)
@@ -99,7 +99,8 @@ def _report(args: Args, corpus: str) -> Any:
         if phrases := args.with_:
             if args.distance:
                 raise UserError("--distance is of one run: leave it out, or --with")
-            return evaluate_combined(run, phrases, setup, args.split, share=args.share, extended=args.eccv)
+            share = {} if args.share is None else {"share": args.share}
+            return evaluate_combined(run, phrases, setup, args.split, **share, extended=args.eccv)
         return evaluate(run, setup, args.split, **asked)
     if args.distance or args.eccv or args.with_:
         raise UserError(f"{run} compares regions with phrases: leave out --distance, --eccv and --with")
@@ -131,6 +132,8 @@ def _check(args: Args) -> None:
         raise UserError("say what to evaluate: the folder of a run, or --scores with a matrix")
     if args.with_ and (is_released or not args.run):
         raise UserError("--with belongs to the folder of a run")
+    if args.share is not None and not args.with_:
+        raise UserError("--share belongs to --with, the run of phrases whose share it is")
     if args.run and args.corpus and not is_released:
         raise UserError("a run knows its own corpus: leave out --corpus, and choose among its splits with --split")
     if not args.run and not args.corpus:
