@@ -122,7 +122,10 @@ def import_features(
 
 
 def _refuse_few_words(source: ForeignRegions, words: DetectorWords, progress: ProgressLine) -> None:
-    """Refuses words that are fewer than the regions' numbers count, before anything is written."""
+    """Refuses words that are fewer than the regions' numbers count, before anything is written.
+
+    Reads the source once more, as a refused half would else stay under the root.
+    """
     with progress.over("words", len(source.ids), unit="pictures") as tick:
         for picture in source.pictures(range(len(source.ids))):
             kinds = (("object", picture.classes, words.classes), ("attribute", picture.attributes, words.attributes))

@@ -62,10 +62,10 @@ class CorpusBuild:
 
     def refuse_without_packages(self, names: Sequence[str]) -> None:
         """Refuses what this machine cannot compute before anything is fetched; what is there already needs nothing."""
-        before = CorpusBuild(self.options, self.corpus, self.found)  # as the files of this one may be others soon
+        now = CorpusBuild(self.options, self.corpus, self.found)  # one of its own, as the build may seal other files
         for kind in kinds_for(self.corpus, names):
             cures = how_to_install_missing(kind.packages)
-            if cures and not (kind.also or before.finished(kind.name)):  # those may do without
+            if cures and not kind.also and not now.finished(kind.name):  # tags of files need none
                 raise UserError(f"{self.corpus.name}/{kind.name} cannot be built here: {cures}")
 
     def refuse_without_items(self, kind: StageKind) -> None:

@@ -225,6 +225,10 @@ def test_a_region_that_only_fills_up_gives_its_feature_and_no_words(
     assert {caption.item for caption in read_rows(semantics, Caption)} == {f"p{n:03d}" for n in range(8)} - {"p005"}
     (said,) = xmodal.done(*asked, "--set=semantics.least_score=0")["outputs"]
     assert (said["counts"]["captions"], said["failures"]) == (8, {})
+    (boxes := tmp_path / "b.tsv").write_text("p005\t0\t0\t9\t9\n")
+    given = [*asked, "--set=regions.boxes=file", "--file", f"boxes={boxes}", "--most-absent", "1"]
+    (said,) = xmodal.done(*given)["outputs"]
+    assert (said["counts"]["captions"], said["failures"]) == (1, {}), "what somebody gives a box of is a thing"
 
 
 def test_boxes_are_drawn_with_their_words(xmodal: Xmodal, tmp_path: Path) -> None:

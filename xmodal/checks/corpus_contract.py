@@ -82,7 +82,7 @@ def row_faults(corpus: Corpus, raw: Raw) -> Iterator[str]:
 
 
 def phrase_notes(rows: Iterable[Row]) -> Iterator[str]:
-    """Yields a note if phrases cannot be looked for, as what they name has no box."""
+    """Yields a note that counts the phrases of things without a box, which cannot be looked for."""
     seen, unboxed = _phrases(rows)
     if unboxed:
         some = f"{len(unboxed):,} of {len(seen):,} phrases name a thing without a box, such as {_named(unboxed[0])}"

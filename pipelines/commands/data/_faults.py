@@ -66,10 +66,11 @@ def _corpus_faults(text: str, module: ModuleType, corpus: Corpus, raw: Path | No
     if not corpus.counts:
         notes.append("CORPUS.counts is empty, so no build notices a file that lacks half: say what a full parse gives")
     with TemporaryDirectory(prefix="xmodal-") as folder:
-        if raw and (faults := list(file_faults(corpus, raw))):
+        if raw:
+            faults = list(file_faults(corpus, raw))
             yield from faults
-        elif raw:
-            notes += corpus_contract.phrase_notes(corpus.parse(Raw.folder(raw)))
+            if not faults:
+                notes += corpus_contract.phrase_notes(corpus.parse(Raw.folder(raw)))
         elif text in corpora.names() and (written := write_sample(f"pipelines.demo.{text}", Path(folder))):
             yield from file_faults(written, Path(folder))
         else:

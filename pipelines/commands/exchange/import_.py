@@ -23,7 +23,12 @@ def flags(parser: Parser) -> None:
     add("--name", required=True, help="the stage that it becomes, as recipes name it (visual.stage)")
     add("--ids", type=_flags.path, help="a file with one id a line (default: x_ids.txt or ids.txt beside)")
     add("--key", help="features alone: which array of an .h5 or of every .npz; of a tar, the KEY of ID.KEY.npy")
-    add("--object-words", type=_flags.path, metavar="FILE", help="of regions: the names of their classes, a line each")
+    add(
+        "--object-words",
+        type=_flags.path,
+        metavar="FILE",
+        help="of regions: the names of their classes, a line each; FILE is compared with all regions first",
+    )
     add("--attribute-words", type=_flags.path, metavar="FILE", help="the names of their attributes")
     add("--semantics", metavar="CORPUS", help="write what regions show as captions of this corpus, too")
     _flags.workers(parser)
