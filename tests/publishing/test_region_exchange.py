@@ -263,7 +263,7 @@ def test_a_word_that_is_there_twice_is_named(text: str, tmp_path: Path, capsys: 
     asked = ["import", str(path), "--root", str(tmp_path / "root"), "--name", "x", "--object-words", str(words)]
     assert main([*asked, "--quiet"]) == 1
     line = 2 if "," in text else 3
-    assert f"words.txt:{line}: the name 'cat' is there a second time" in capsys.readouterr().err
+    assert f"words.txt:{line}: the name 'cat' is there a second time: give each line its own" in capsys.readouterr().err
 
 
 def test_regions_without_an_area_are_no_words_and_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,7 +65,7 @@ def vocabulary(raw: Raw, path: str) -> list[tuple[str, ...]]:
         names = tuple(" ".join(name.split()) for name in line.split(","))
         for name in names:
             if matched(NAME, name, where, "name")[0] in seen:
-                raise UserError(f"{where}: the name {name!r} is there a second time: give each class its own names")
+                raise UserError(f"{where}: the name {name!r} is there a second time: give each line its own names")
             seen.add(name)
         outputs.append(names)
     if len(outputs) == 1:
