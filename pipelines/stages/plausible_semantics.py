@@ -13,7 +13,7 @@ from xmodal.metrics.plausible_matches import PLAUSIBLE_SEMANTICS, LabelSets
 from xmodal.number_rules import shares
 from xmodal.root.outputs import Output
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -49,4 +49,4 @@ def _sets(made: Output, score: float) -> LabelSets:
     regions = RegionStore(made)
     regions.require_words("class")
     there = [id for id in regions.ids if id not in regions.absent]
-    return LabelSets.of({id: labels_of_regions(regions.words, regions.classes(id), score) for id in there})
+    return LabelSets.of({id: labels_of_regions(regions, id, score) for id in there})

@@ -1,11 +1,14 @@
 """Regional semantics: the surest region first, attributes above a threshold, and how many words captions share."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from tests.detection.test_region_store import make_store
 from xmodal.detection.region_arrays import DetectorWords
 from xmodal.detection.region_semantics import labels_of_regions, phrases_of, semantics_of, vocabulary_overlap
-from xmodal.detection.region_store import Named
+from xmodal.detection.region_store import Named, PictureRegions, RegionStore
 
 WORDS = DetectorWords(("car", "stop sign", "dog"), ("blue", "light brown"))
 
@@ -34,10 +37,14 @@ def test_detectors_without_attributes_or_classes() -> None:
     assert semantics_of(WORDS, named([], []), named([], [])) == ""
 
 
-def test_labels_are_the_different_classes_that_are_sure() -> None:
-    classes = named([2, 0, 2, 1], [0.5, 0.9, 0.7, 0.4])
-    assert labels_of_regions(WORDS, classes, 0.5) == ["car", "dog"]
-    assert labels_of_regions(WORDS, classes, 0.95) == labels_of_regions(WORDS, None, 0.1) == []
+def test_labels_are_the_different_classes_that_are_sure_and_have_an_area(tmp_path: Path) -> None:
+    """Classes are circle, square and star; the last region is sure, and has no area."""
+    boxes = np.array([[0, 0, 9, 9]] * 4 + [[3, 3, 3, 9]], np.float32)
+    classes = named([2, 0, 2, 1, 1], [0.5, 0.9, 0.7, 0.4, 0.99])
+    pictures = [PictureRegions(id, boxes, boxes[:, :4], None, known) for id, known in (("a", classes), ("b", None))]
+    regions = RegionStore(make_store(tmp_path, pictures))
+    assert labels_of_regions(regions, "a", 0.5) == ["circle", "star"]
+    assert labels_of_regions(regions, "a", 0.95) == labels_of_regions(regions, "b", 0.1) == []
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from collections.abc import Collection
 import numpy as np
 from numpy.typing import NDArray
 
+from xmodal.detection.box_geometry import has_area
 from xmodal.detection.region_arrays import DetectorWords
-from xmodal.detection.region_store import Named
+from xmodal.detection.region_store import Named, RegionStore
 
 SEMANTICS = "semantics"  # the stage, and the source of its captions
 SHOWN = 0.1  # an attribute is said if it is more probable (peteanderson80/bottom-up-attention@master:tools/demo.ipynb)
@@ -47,10 +48,12 @@ def surest_first(classes: Named) -> list[int]:
     return order
 
 
-def labels_of_regions(words: DetectorWords, classes: Named | None, least: float) -> list[str]:
-    """The different classes of regions whose score is at least `least`, as labels of their picture."""
-    sure = () if classes is None else classes.ids_K[classes.scores_K >= least].tolist()
-    return sorted({words.classes[number] for number in sure})
+def labels_of_regions(regions: RegionStore, id: str, least: float) -> list[str]:
+    """The different classes of regions with an area whose score is at least `least`, as labels of their picture."""
+    if (classes := regions.classes(id)) is None:
+        return []
+    sure_K = has_area(regions.boxes(id)) & (classes.scores_K >= least)
+    return sorted({regions.words.classes[number] for number in classes.ids_K[sure_K].tolist()})
 
 
 def vocabulary_overlap(ones: Collection[str], others: Collection[str]) -> float:
