@@ -114,6 +114,12 @@ class RegionStore:
         width, height = (self.table[name][row].as_py() for name in ("width", "height"))
         return None if width is None or height is None else (width, height)
 
+    def boxes_in(self, id: str, size: tuple[int, int]) -> NDArray[np.float32]:
+        """Boxes in pixels of a picture of this width and height; others' detectors may have seen it at another size."""
+        times_2 = np.divide(size, self.size(id) or size, dtype=np.float32)
+        boxes_K4: NDArray[np.float32] = self.boxes(id) * np.tile(times_2, 2)
+        return boxes_K4
+
     def classes(self, id: str) -> Named | None:
         return self._named(id, "class")
 

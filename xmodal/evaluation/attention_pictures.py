@@ -153,7 +153,8 @@ def _show_regions(asked: OpenedRun) -> Show:
         raise UserError(f"the run reads {most} regions of each picture, which are not told apart: train on all of them")
 
     def show(id: str, caption: str, maps_LK: NDArray[np.float32], names: list[str]) -> Image:
-        panels_HW3 = attention_regions(pictures.open(id), regions.boxes(id), maps_LK, names)
+        picture = pictures.open(id)
+        panels_HW3 = attention_regions(picture, regions.boxes_in(id, picture.size), maps_LK, names)
         return labelled(panels_HW3, [f"{len(maps_LK)} regions"], f"{id}: {caption} ({REGIONS_LEGEND})")
 
     return show

@@ -22,7 +22,7 @@ GOLDEN = 0.618034  # of the circle of hues from one region to the next, which ke
 
 def region_sheet(store: RegionStore, id: str, picture: Image.Image, caption: str = "") -> Image.Image:
     """Draws the surest regions on a picture; below it stand its id, the caption, and the words of the other regions."""
-    boxes_K4, classes = store.boxes(id), store.classes(id)
+    boxes_K4, classes = store.boxes_in(id, picture.size), store.classes(id)
     if classes is None:
         order, phrases = list(range(len(boxes_K4))), [f"{number}" for number in range(1, len(boxes_K4) + 1)]
         names = phrases
@@ -34,7 +34,7 @@ def region_sheet(store: RegionStore, id: str, picture: Image.Image, caption: str
     title = f"{len(order)} region" if len(order) == 1 else f"{len(order)} regions"
     if order[MOST:]:
         title = f"{len(drawn)} of {title}"
-    others = f"; not drawn: {', '.join(phrases[place] for place in order[MOST:])}" if order[MOST:] else ""
+    others = f"; not drawn: {', '.join(phrases[place] for place in order[MOST:])}" if classes and order[MOST:] else ""
     return labelled(np.asarray(large), [title], f"{id}: {caption}{others}" if caption or others else id)
 
 
