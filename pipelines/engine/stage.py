@@ -65,6 +65,7 @@ class Stage(Generic[Config, Work]):
     passing: tuple[str, ...] = ()
     seconds: float = 0.0  # of one core for all units, by an estimate; in no identity, as is the next one
     remark: str = ""  # of what a user gave: a build says it
+    try_files: Callable[[], object] | None = None  # refuses a user's files before the output is begun
 
     @property
     def identity(self) -> str:

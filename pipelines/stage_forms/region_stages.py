@@ -120,7 +120,13 @@ def region_stage(name: str, config: Any, needs: Needs, version: int) -> Stage[An
     weights = f"{OF_FILE}{weights_sha256(files['detector'])}" if "detector" in files else config.weights
     config = replace(config, weights=weights, given_boxes=fingerprint(boxes) if boxes is not None else "", **words)
     stage = media_stage(name, config, needs, version, partial(_open, name, files, needs.open_media), boxes)
-    return replace(stage, resources=Resources(gpus=float(config.device == "cuda")), remark=_unknown(boxes, needs))
+    module, variant = module_of(config.detector)
+    return replace(
+        stage,
+        resources=Resources(gpus=float(config.device == "cuda")),
+        remark=_unknown(boxes, needs),
+        try_files=partial(module.load, variant, weights, files, "cpu") if files else None,
+    )
 
 
 def _given_boxes(config: RegionSettings, needs: Needs) -> dict[str, Boxes] | None:

@@ -13,6 +13,7 @@ from PIL import Image
 from tests.commands.test_cli import Xmodal
 from tests.commands.test_cli import xmodal as xmodal
 from tests.detection.test_region_store import make_store, some_regions
+from tests.detectors.bottom_up_checkpoints import CLASSES, port_state, write
 from tests.stages.test_regions_stage import BLUE, GREEN, RED, WHITE, picture
 from tests.toy_detector import toy_detector as toy_detector
 from tests.toy_root import fit, recipe
@@ -142,17 +143,25 @@ def test_the_flags_that_a_retry_asks_for_work_as_they_are(xmodal: Xmodal, tmp_pa
     assert "is made of files" in again.complaint, "as it is found, and has no failures that pass"
 
 
-def test_weights_that_are_refused_are_told_by_plan_and_status(xmodal: Xmodal, tmp_path: Path) -> None:
+def test_weights_that_are_refused_leave_nothing_in_the_root(xmodal: Xmodal, tmp_path: Path) -> None:
     raw, root, weights = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "detector.pt"
     asked = [f"{FIXTURE}/regions", "--root", root, "--raw", raw, "--set=regions.detector=bottom_up"]
     asked += ["--file", f"detector={weights}"]
     assert xmodal("plan", *asked).complaint.endswith(f"there is no file {weights}")
     weights.write_bytes(b"\x00" * 100)
-    refused = xmodal("build", *asked).complaint.removeprefix("xmodal: ")
-    said = next(line for line in xmodal("status", "--root", root).out.splitlines() if line.startswith("regions/"))
-    assert f"not finished, as its last build ended with: {refused[:60]}" in said
-    (folder,) = (root / "regions").iterdir()
-    assert said.endswith(f"build again, or remove {folder}, in which nothing is done yet")
+    assert f"weights {weights} are refused" in xmodal("build", *asked).complaint
+    assert not (root / "regions").exists()
+    assert "regions" not in xmodal("status", "--root", root).out
+
+
+def test_words_that_do_not_fit_the_weights_leave_nothing_in_the_root(xmodal: Xmodal, tmp_path: Path) -> None:
+    raw, root, words = eight_pictures(tmp_path), tmp_path / "root", tmp_path / "words.txt"
+    words.write_text("cat\ndog\n")
+    asked = [f"{FIXTURE}/regions", "--root", root, "--raw", raw, "--set=regions.detector=bottom_up"]
+    asked += ["--file", f"detector={write('airsplay', port_state('airsplay'), tmp_path)}"]
+    few = xmodal("build", *asked, "--file", f"object_words={words}").complaint
+    assert f"{words} has 2 lines, but the weights tell {CLASSES} apart: give their list" in few
+    assert not (root / "regions").exists()
 
 
 def eight_pictures(folder: Path) -> Path:
@@ -280,6 +289,20 @@ def test_regions_without_words_are_drawn_with_numbers(tmp_path: Path, monkeypatc
     assert store.classes("a") is not None, "the numbers stay"
 
 
+@pytest.mark.parametrize("looked_at", [(128, 96), (64, 64), None])
+def test_boxes_in_pixels_of_another_size_are_drawn_where_they_are(
+    looked_at: tuple[int, int] | None, tmp_path: Path
+) -> None:
+    picture = Image.new("RGB", (128, 96), "white")
+    seen = replace(some_regions("a", 1, words=False, size=looked_at), boxes_K4=np.array([[64, 48, 96, 72]], np.float32))
+    if looked_at == (64, 64):
+        seen = replace(seen, boxes_K4=np.array([[32, 32, 48, 48]], np.float32))
+    sheet = np.asarray(region_sheet(RegionStore(make_store(tmp_path, [seen])), "a", picture))
+    assert (sheet[300, 318:325] < 255).any(), "the left edge, at 320 of 640 pixels"
+    assert (sheet[300, 477:484] < 255).any(), "the right edge, at 480"
+    assert (sheet[300, 170:310] == 255).all()
+
+
 @pytest.mark.parametrize("size", [(6000, 4000), (20_000, 30), (2, 3000), (300, 20), (16, 12)])
 def test_large_and_thin_pictures_are_drawn_at_a_size_to_read(size: tuple[int, int], tmp_path: Path) -> None:
     store = RegionStore(make_store(tmp_path, [some_regions("a", 3, size=size)]))
@@ -315,3 +338,9 @@ def test_proposals_are_numbered_and_a_long_name_is_shortened() -> None:
     draw_boxes(image, np.array([[10, 10, 60, 60], [0, 0, 100, 80]], np.float32), ["1", "a name " * 30])
     assert image.getcolors(10_000)
     draw_boxes(image, np.zeros((0, 4), np.float32), [])
+
+
+def test_proposals_that_are_not_drawn_are_counted_and_not_listed(tmp_path: Path) -> None:
+    store = RegionStore(make_store(tmp_path, [some_regions("a", 16, words=False), some_regions("b", 200, words=False)]))
+    sizes = [region_sheet(store, id, Image.new("RGB", (64, 48))).size for id in ("a", "b")]
+    assert sizes[0] == sizes[1]
