@@ -24,7 +24,7 @@ from pipelines.stage_forms.earlier_rows import EarlierRows
 from pipelines.stage_forms.media_stages import media_stage, not_finite, read_medium
 from xmodal.detection.box_geometry import has_area
 from xmodal.detection.given_boxes import FORM as BOXES
-from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_phrases, boxes_of_records
+from xmodal.detection.given_boxes import Boxes, boxes_in_file, boxes_of_phrases, boxes_of_records, boxes_within
 from xmodal.detection.region_arrays import Regions
 from xmodal.detection.region_store import REGIONS, Named, PictureRegions, empty_row, regions_file
 from xmodal.detectors import Detector, kind_of, module_of
@@ -41,6 +41,7 @@ from xmodal.root.outputs import TRUNCATED, Output
 
 WORDS = ("object_words", "attribute_words")  # files that some detectors read
 WIDTH = 2048  # numbers of a feature, for estimates
+WITHOUT_AREA = "boxes without area in their picture"  # a count
 FORMS = {
     "detector": "weights, or a checkpoint, of the detector",
     "object_words": "the name of a class a line, as bottom-up attention's objects_vocab.txt",
@@ -195,7 +196,7 @@ def _open(name: str, files: Mapping[str, Path], open_media: OpenMedia, config: A
         counts = {"pictures": sum(len(row["boxes"]) > 0 for row in rows), "regions": regions}
         if given_boxes:
             asked = sum(len(boxes) for boxes, row in zip(given_boxes[0], rows, strict=True) if len(row["boxes"]))
-            counts["boxes without area in their picture"] = asked - regions
+            counts[WITHOUT_AREA] = asked - regions
         return counts
 
     return ArrayWriter(spec, _provenance(detector, config), fill, REGIONS)
@@ -225,7 +226,7 @@ class _Looking:
             if not len(found) and not _is_finite(candidates if len(candidates) else self._whole(picture_HW3)):
                 raise _NotUsable(*not_finite(self.config.dtype))
         else:
-            inside_K4 = np.clip(boxes, 0, [width, height] * 2).astype(np.float32)
+            inside_K4 = np.clip(boxes_within(boxes, (width, height)), 0, [width, height] * 2).astype(np.float32)
             has_area_K = has_area(inside_K4)
             if not has_area_K.any():
                 raise _NotUsable("no_regions", f"no box has an area in the picture of {width} x {height} pixels")

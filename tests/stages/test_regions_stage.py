@@ -26,7 +26,8 @@ from tests.stages.test_resnet_stage import storage as storage
 from tests.toy_detector import ToyDetector
 from tests.toy_detector import toy_detector as toy_detector
 from xmodal.detection.region_arrays import Regions
-from xmodal.detection.region_store import RegionStore
+from xmodal.detection.region_formats import RegionsToWrite, writer_for
+from xmodal.detection.region_store import PictureRegions, RegionStore
 from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.records.tables import Item, Region
@@ -277,6 +278,22 @@ def test_boxes_without_area_in_their_picture_are_left_out_and_counted(storage: S
     assert "no box has an area in the picture of 32 x 24 pixels" in {
         why for unit in output.units() for *_, why in unit.failures
     }
+
+
+@pytest.mark.parametrize("size", [(32, 24), (16, 48), None])
+def test_boxes_of_a_file_of_regions_are_scaled_to_the_picture(
+    size: tuple[int, int] | None, storage: Storage, tmp_path: Path
+) -> None:
+    """The picture is of 32 x 24 pixels, the box its upper right quarter."""
+    boxes = np.array([[8, 0, 16, 24] if size == (16, 48) else [16, 0, 32, 12]], np.float32)
+    seen = PictureRegions("a", boxes, np.zeros((1, 4), np.float32), size)
+    write = writer_for(file := tmp_path / "seen.h5")
+    assert write
+    write(file, RegionsToWrite([seen], ["a"], np.array([1]), 4, "float32", False, False))
+    media = sealed(storage, {"a.png": PICTURES["a.png"]})
+    store = RegionStore(build(regions(media, replace(TOY, boxes="file"), {"boxes": file}), storage))
+    np.testing.assert_array_equal(store.boxes("a"), [[16, 0, 32, 12]])
+    np.testing.assert_array_equal(store.features("a"), [GREEN])
 
 
 def test_selection_follows_the_detector_where_none_is_set(storage: Storage) -> None:

@@ -135,7 +135,8 @@ def _phrases(records: Output, captions: Mapping[str, str]) -> Mapping[str, list[
 def proposals_of(root: str, records: Output, name: str) -> tuple[dict[str, Boxes], str]:
     """Reads the boxes of each picture, of a stage, its output or a user's file; says which these are."""
     if (path := Path(name)).is_file():
-        boxes = {id: np.array(boxes).reshape(-1, 4) for id, boxes in boxes_in_file(path).items()}
+        given = boxes_in_file(path)
+        boxes = {id: np.array([box[:4] for box in boxes]).reshape(-1, 4) for id, boxes in given.items()}
         return boxes, f"{path.name} (sha256 {sha256_of(path)[:12]})"
     dataset = open_dataset(root, str(records.config["corpus"]), records.identity)
     if path.suffix and name.partition("/")[0] not in {one.stage for one in dataset.features}:

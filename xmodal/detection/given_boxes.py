@@ -5,8 +5,10 @@ import re
 from codecs import BOM_UTF8
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from xmodal.detection.merged_boxes import merge_groups
 from xmodal.detection.region_formats import open_regions, refuse_reversed
@@ -20,7 +22,8 @@ FORM = (  # of a user's file
     "box in one list; or regions as `xmodal import` takes them"
 )
 NUMBER = re.compile(rb"[-+]?\d+(\.\d*)?")
-Boxes = tuple[tuple[float, ...], ...]  # left, top, right, bottom of each, from 0
+# left, top, right, bottom of each, from 0; then width and height of their picture, where a file of regions tells them
+Boxes = tuple[tuple[float, ...], ...]
 
 
 def boxes_of_records(records: Output) -> dict[str, Boxes]:
@@ -65,10 +68,17 @@ def boxes_in_file(path: Path) -> dict[str, Boxes]:
     else:
         found = _of_foreign(path)
     for id, boxes in found.items():
-        if not all(len(box) == 4 and all(map(math.isfinite, box)) for box in boxes):
+        if not all(len(box) >= 4 and all(map(math.isfinite, box)) for box in boxes):
             raise UserError(f"{path}: the boxes of {id!r} are not four finite numbers each: left, top, right, bottom")
-        refuse_reversed(path, id, boxes)
+        refuse_reversed(path, id, [box[:4] for box in boxes])
     return found
+
+
+def boxes_within(boxes: Boxes, size: tuple[int, int]) -> NDArray[np.float64]:
+    """Boxes in pixels of a picture of this width and height; a detector of others may have seen it at another size."""
+    boxes_K6 = np.array([(*box, *size)[:6] for box in boxes], np.float64)
+    boxes_K4: NDArray[np.float64] = boxes_K6[:, :4] * np.tile(size / boxes_K6[:, 4:], 2)
+    return boxes_K4
 
 
 def _begins_with_a_box(line: bytes) -> bool:
@@ -127,4 +137,7 @@ def _of_foreign(path: Path) -> dict[str, Boxes]:
     if regions is None:
         raise UserError(f"{path} has no boxes: give {FORM}")
     pictures = regions.pictures(range(len(regions.ids)))
-    return {picture.id: tuple(map(tuple, picture.boxes_K4.tolist())) for picture in pictures}
+    return {
+        picture.id: tuple((*box, *map(float, picture.size or ())) for box in picture.boxes_K4.tolist())
+        for picture in pictures
+    }
