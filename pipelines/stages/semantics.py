@@ -28,7 +28,8 @@ WITHOUT_REGIONS = "without regions"  # the count of pictures that have no captio
 @dataclass(frozen=True)
 class SemanticsConfig:
     shown: float = SHOWN  # an attribute is said if it is more probable
-    # a region is said if its class has this score; None: the threshold of regions by the small detector, else 0
+    # a region is said from this score of its class on; none: what the small detector found from its threshold on, of
+    # other detectors all
     least_score: float | None = since("0.2", None)
 
     def __post_init__(self) -> None:
