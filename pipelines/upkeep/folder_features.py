@@ -28,7 +28,7 @@ from pipelines.engine.stage import Stage, without_lists
 from pipelines.engine.stage_kind import GivenFiles, Needs, StageKind
 from pipelines.engine.typed_settings import apply, nearest, parse_settings
 from pipelines.fetching.folder_files import NAMES, FolderFiles, open_files, seal_files
-from pipelines.stage_forms.region_stages import check_detector
+from pipelines.stage_forms.region_stages import WITHOUT_AREA, check_detector
 from pipelines.stages import FILE_SETS
 from pipelines.upkeep.inspection import forget, verify
 from pipelines.upkeep.machine import how_to_install_missing
@@ -350,6 +350,7 @@ def _describe(outputs: Sequence[Output], files: FolderFiles) -> dict[str, Any]:
         "dtype": store.spec.dtype,
         "absent": {id: f"{kind}: {reason}" for id, (kind, reason) in failures.items() if id in store.absent},
         "truncated": {id: reason for id, (kind, reason) in failures.items() if kind == TRUNCATED} | cut,
+        "boxes_without_area": store.output.totals["counts"].get(WITHOUT_AREA, 0),
         "left_out": dict(files.left_out),
         "followed": dict(files.followed),
     }

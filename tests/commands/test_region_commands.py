@@ -98,6 +98,12 @@ def test_what_a_folder_has_no_regions_by(asked: list[str], said: str, xmodal: Xm
     assert [path.name for path in folder.parent.iterdir()] == ["pics"]
 
 
+def test_boxes_beside_a_picture_of_a_folder_are_counted(xmodal: Xmodal, folder: Path) -> None:
+    (folder.parent / "boxes.tsv").write_text("a.png\t0\t0\t9\t9\na.png\t900\t900\t990\t990\n")
+    asked = ["features", folder, "--model", "small", "--set=boxes=file", "--file", f"boxes={folder.parent}/boxes.tsv"]
+    assert "boxes without an area in their picture: 1, which have no row" in xmodal(*asked).out
+
+
 def test_a_retry_takes_the_settings_of_what_was_built(
     xmodal: Xmodal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

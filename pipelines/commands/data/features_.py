@@ -84,6 +84,8 @@ def text(result: Result) -> Lines:
     if result["left_out"]:
         advice = "; --follow-links takes those of other files and folders" if LINKS in result["left_out"] else ""
         yield f"left out: {', '.join(describe_left_out(result['left_out']))}{advice}"
+    if result["boxes_without_area"]:
+        yield f"boxes without an area in their picture: {result['boxes_without_area']:,}, which have no row"
     for name in ("followed", "absent", "truncated"):
         reasons = result[name]
         yield from (f"{name}: {id!r}: {reasons[id]}" for id in [*reasons][:FEW])
