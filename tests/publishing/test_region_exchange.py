@@ -211,6 +211,12 @@ def test_regions_of_others_become_captions_of_a_corpus(tmp_path: Path, capsys: p
     assert "4 captions by semantics; 1 pictures are not in the corpus" in capsys.readouterr().out
     assert main([*command, "--semantics", "pictures"]) == 1
     assert "--object-words" in capsys.readouterr().err
+    np.save(tmp_path / "plain.npy", np.zeros((12, 4), np.float32))
+    (tmp_path / "plain_ids.txt").write_text("\n".join(item_id(number) for number in range(12)))
+    plain = ["import", str(tmp_path / "plain.npy"), "--root", root, "--name", "plain", "--semantics", "pictures"]
+    assert main([*plain, *given, "--quiet"]) == 1
+    assert "plain.npy has no regions to make --semantics of" in capsys.readouterr().err
+    assert (len([*find(root, "vg36")]), len([*find(root, "plain")])) == (1, 0), "refused before anything is imported"
 
 
 @pytest.mark.parametrize("text", ["cat\n\ndog\n", "\ncat\n", "\ufeff\ncat", "cat\r\n \r\ndog\r\n"])

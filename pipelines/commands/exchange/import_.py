@@ -41,14 +41,16 @@ def run(args: Args) -> Result:
 
     regions = None if args.key else open_regions(args.source, args.ids)
     source = regions or open_foreign(args.source, args.ids, args.key)
+    if args.semantics and regions is None:
+        raise UserError(f"{args.source} has no regions to make --semantics of")
+    if args.semantics and not args.object_words:
+        raise UserError("--semantics needs the names of the regions' classes: --object-words FILE")
     given = [read_words(file) if file else () for file in (args.object_words, args.attribute_words)]
     words = DetectorWords(*given) if any(given) else None
     storage, run, progress = open_storage(args.root), _flags.runner(args), _flags.progress(args)
     result = import_features(storage, args.name, source, args.set, run, progress, words)
     if args.semantics is None:
         return result
-    if regions is None:
-        raise UserError(f"{args.source} has no regions to make --semantics of")
     corpus = _flags.corpus_name(args.semantics, args)
     made = write_semantics(storage, corpus, Output(storage, f"{result['stage']}/{result['identity']}"), run, progress)
     counts = made.totals["counts"]
