@@ -83,6 +83,8 @@ def build(
         if isinstance(needed, Stage):
             build(needed, storage, run, progress)
     work, progress = _Build(stage, storage), progress or ProgressLine(quiet=True)
+    if stage.try_files and storage.size(f"{stage.folder}/stage.json") is None:
+        stage.try_files()
     if stage.remark:
         progress.say(stage.remark)
     if not work.output.complete:

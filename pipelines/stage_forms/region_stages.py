@@ -5,7 +5,7 @@ failure with an empty row, which readers refuse. With given boxes nothing is sel
 those without an area in their picture are left out, and counted.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -125,7 +125,7 @@ def region_stage(name: str, config: Any, needs: Needs, version: int) -> Stage[An
     return replace(
         stage,
         resources=Resources(gpus=float(config.device == "cuda")),
-        remark=_unknown(boxes, needs),
+        remark="; ".join(filter(None, (_unnamed(read, files), _unknown(boxes, needs)))),
         try_files=partial(module.load, variant, weights, files, "cpu") if files else None,
     )
 
@@ -138,6 +138,14 @@ def _given_boxes(config: RegionSettings, needs: Needs) -> dict[str, Boxes] | Non
     if "records" not in needs.outputs:
         raise UserError("a folder has no annotated boxes: boxes=file takes those of --file boxes=PATH")
     return (boxes_of_phrases if config.boxes == "phrases" else boxes_of_records)(needs["records"])
+
+
+def _unnamed(read: Collection[str], files: Collection[str]) -> str:
+    """Says that words are lacking, before days of work on regions that cannot become semantics."""
+    lacking = " and ".join(f"--file {name}=PATH" for name in WORDS if name in read and name not in files)
+    return (
+        f"without {lacking} there can be no semantics of these regions: they have numbers for words" if lacking else ""
+    )
 
 
 def _unknown(boxes: Mapping[str, Boxes] | None, needs: Needs) -> str:

@@ -28,7 +28,7 @@ WITHOUT_REGIONS = "without regions"  # the count of pictures that have no captio
 @dataclass(frozen=True)
 class SemanticsConfig:
     shown: float = SHOWN  # an attribute is said if it is more probable
-    # a region is said if its class has at least this score; None: of the small detector the regions' threshold, else 0
+    # a region is said from this score of its class on; none: the regions' threshold of the small detector, 0 of others
     least_score: float | None = since("0.2", None)
 
     def __post_init__(self) -> None:

@@ -170,6 +170,15 @@ def test_words_that_do_not_fit_the_weights_leave_nothing_in_the_root(xmodal: Xmo
     assert not (root / "regions").exists()
 
 
+def test_a_build_of_regions_without_words_says_that_semantics_need_them(xmodal: Xmodal, tmp_path: Path) -> None:
+    raw, words = eight_pictures(tmp_path), tmp_path / "words.txt"
+    words.write_text("\n".join(f"word {number}" for number in range(CLASSES)))
+    asked = ["build", f"{FIXTURE}/regions", "--root", tmp_path / "root", "--raw", raw, "--serial"]
+    asked += ["--set=regions.detector=bottom_up", "--file", f"object_words={words}"]
+    said = xmodal(*asked, "--file", f"detector={write('airsplay', port_state('airsplay'), tmp_path)}").err
+    assert "without --file attribute_words=PATH there can be no semantics of these regions" in said
+
+
 def eight_pictures(folder: Path) -> Path:
     (raw := folder / "raw").mkdir()
     names = [f"p{number:03d}.jpg" for number in range(8)]
