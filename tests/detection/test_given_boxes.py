@@ -82,4 +82,4 @@ def test_boxes_are_taken_of_regions_as_their_makers_store_them(columns: int, tmp
     boxes, named = np.array([[1, 2, 3, 4]], np.float32), Named(np.array([1]), np.array([0.5]))
     picture = PictureRegions("a.jpg", boxes, np.ones((1, 2), np.float32), (9, 9), named, named)
     write_tsv(tmp_path / "b.tsv", [picture], columns)
-    assert boxes_in_file(tmp_path / "b.tsv") == {"a.jpg": ((1.0, 2.0, 3.0, 4.0),)}
+    assert boxes_in_file(tmp_path / "b.tsv") == {"a.jpg": ((1.0, 2.0, 3.0, 4.0, 9.0, 9.0),)}
