@@ -160,8 +160,6 @@ class _Build:
 
     def bring_up_to_date(self, run: Runner, progress: ProgressLine) -> None:
         stage = self.stage
-        if stage.try_files and self.storage.size(f"{self.output.folder}/stage.json") is None:
-            stage.try_files()
         self.describe()
         self.commits.adopt()
         self.drop_tainted()
