@@ -61,6 +61,7 @@ TORCH = {
     *(f"xmodal/batches/{name}.py" for name in ("batch", "buffers", "distributed", "loader", "phrase_loader", "reader")),
     "xmodal/checks/model_contract.py",
     "xmodal/raw/tensor_files.py",
+    "xmodal/text/position_codes.py",
     *(f"xmodal/features/{name}.py" for name in ("image_models", "model_facts", "networks", "weight_files")),
     *(f"xmodal/features/{name}_models.py" for name in ("timm", "torchvision", "transformers")),
     "examples/toy_pcme.py",

@@ -22,9 +22,10 @@ from xmodal.losses.instance import instance_loss
 from xmodal.losses.mining import in_evaluation
 from xmodal.losses.ranking import hinges
 from xmodal.models import Inputs
-from xmodal.models.dual_path import COCO, FLICKR30K, RECIPES, SMALL, Block, DualPath, DualPathConfig
+from xmodal.models.dual_path import COCO, FLICKR30K, RECIPES, SMALL, Block, DualPath, DualPathConfig, TextNetwork
 from xmodal.recipes import Recipe
 from xmodal.root.identity import fingerprint
+from xmodal.text.position_codes import places_of
 from xmodal.training import optimisers
 
 CONFIG = replace(SMALL[0], length=8)
@@ -95,6 +96,39 @@ def test_logits_of_all_classes_are_never_in_memory_together(monkeypatch: pytest.
     with Sizes() as sizes:
         instance_loss(rows, weights, torch.tensor([0, 7, 49]))[0].sum().backward()  # type: ignore[no-untyped-call]
     assert sizes.largest == 50 * 2
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("draws", [18, 99])
+def test_all_classes_drawn_are_all_classes(draws: int, bias: bool) -> None:
+    """Of 20 classes the rows have 2."""
+    leaves, labels = [random_rows(0, 4, 3), random_rows(1, 20, 3), random_rows(2, 20)], torch.tensor([7, 3, 7, 7])
+    found = []
+    for number in (0, draws):
+        rows, weights, biases = (one.clone().requires_grad_() for one in leaves)
+        losses, wrong = instance_loss(rows, weights, labels, biases if bias else None, draws=number)
+        losses.square().sum().backward()  # type: ignore[no-untyped-call]
+        found.append([losses.detach(), wrong, rows.grad, weights.grad, biases.grad])
+    torch.testing.assert_close(*found)
+
+
+def test_classes_that_are_drawn_stand_for_all_others() -> None:
+    """The sum of the softmax is right on average; only classes that are in it move."""
+    rows, weights, labels = random_rows(0, 3, 4), random_rows(1, 50, 4), torch.tensor([7, 3, 7])
+    sums, seen = torch.zeros(3), torch.zeros(50)
+    torch.manual_seed(0)
+    for _ in range(4000):
+        learned = weights.clone().requires_grad_()
+        losses, _ = instance_loss(rows, learned, labels, draws=6)
+        losses.sum().backward()  # type: ignore[no-untyped-call]
+        assert learned.grad is not None
+        moved = learned.grad.any(dim=1)
+        assert moved.sum() == 2 + 6
+        sums, seen = sums + losses.detach().exp(), seen + moved
+    exact = instance_loss(rows, weights, labels)[0].exp()
+    torch.testing.assert_close(sums / 4000, exact, atol=0, rtol=0.05)
+    others = seen[torch.isin(torch.arange(50), labels, invert=True)] / 4000
+    torch.testing.assert_close(others, torch.full((48,), 6 / 48), atol=0.02, rtol=0)
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
@@ -177,9 +211,30 @@ def slow_block(block: Block, maps_BCL: Tensor) -> Tensor:
     return (slow_norm(block.shortcut_norm, short) + changed).relu()
 
 
+def slow_text(network: TextNetwork, codes_BL: Tensor) -> Tensor:
+    maps_BCL = slow_norm(network.words_norm, network.words(codes_BL).transpose(1, 2))
+    for block in network.blocks:
+        assert isinstance(block, Block)
+        maps_BCL = slow_block(block, maps_BCL)
+    return maps_BCL.amax(2) if network.pool == "maximum" else maps_BCL.mean(2)
+
+
+def with_random_norms(module: nn.Module) -> Any:
+    for norm in module.modules():
+        if isinstance(norm, WholeBatchNorm):
+            nn.init.normal_(norm.weight)
+            nn.init.normal_(norm.bias)
+    return module.double()
+
+
+def random_codes(seed: int, texts: int, length: int) -> Tensor:
+    """Of few words, so that many codes begin alike and some are the same."""
+    return torch.tensor([0, 4, 5])[torch.randint(3, (texts, length), generator=torch.Generator().manual_seed(seed))]
+
+
 @settings(deadline=None, max_examples=30)
 @given(
-    texts=st.integers(2, 4), length=st.sampled_from([4, 8, 12]), channels=st.integers(2, 6), inner=st.integers(1, 5),
+    texts=st.integers(2, 9), length=st.sampled_from([4, 8, 12]), channels=st.integers(2, 6), inner=st.integers(1, 5),
     outputs=st.integers(2, 6), stride=st.sampled_from([1, 2]), seed=st.integers(0, 9),
 )  # fmt: skip
 def test_a_block_is_its_convolutions(
@@ -187,20 +242,36 @@ def test_a_block_is_its_convolutions(
 ) -> None:
     outputs = outputs if stride == 1 or outputs != channels else outputs + 1
     torch.manual_seed(seed)
-    block = Block(channels, inner, outputs, stride)
-    for module in block.modules():
-        if isinstance(module, WholeBatchNorm):
-            nn.init.normal_(module.weight)
-            nn.init.normal_(module.bias)
-    maps = random_rows(seed, texts, length, channels)
-    found, expected = block(maps), slow_block(block, maps.transpose(1, 2)).transpose(1, 2)
-    assert found.shape == (texts, length // stride, outputs)
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    block: Block = with_random_norms(Block(channels, inner, outputs, stride))
+    before = places_of(random_codes(seed, texts, length), texts)
+    maps_RC = random_rows(seed, len(before.counts_R), channels).double()
+    found_RC, places = block(maps_RC, before)
+    expected = slow_block(block, maps_RC[before.rows_BL].transpose(1, 2)).transpose(1, 2)
+    assert expected.shape == (texts, length // stride, outputs)
+    torch.testing.assert_close(found_RC[places.rows_BL], expected)
+
+
+@settings(deadline=None, max_examples=20)
+@given(texts=st.integers(2, 20), config=st.sampled_from(SMALL), seed=st.integers(0, 9))
+def test_texts_that_begin_alike_have_the_features_gradients_and_statistics_of_each_alone(
+    texts: int, config: DualPathConfig, seed: int
+) -> None:
+    network: TextNetwork = with_random_norms(built(config, seed=seed).text).train()
+    codes, found = random_codes(seed, texts, config.length), list[list[Tensor]]()
+    for features in (network(codes), slow_text(network, codes)):
+        network.zero_grad()
+        features.square().sum().backward()
+        gradients = [parameter.grad for parameter in network.parameters() if parameter.grad is not None]
+        found.append([features.detach(), *map(torch.clone, gradients)])
+    torch.testing.assert_close(*found, atol=1e-6, rtol=1e-6)
+    words = network.words(codes).flatten(0, 1)
+    torch.testing.assert_close(network.words_norm.running_mean, words.mean(0) * 0.1)
+    torch.testing.assert_close(network.words_norm.running_var, 0.9 + words.var(0) * 0.1)
 
 
 @pytest.mark.parametrize(("pool", "length"), [("maximum", 32), ("average", 32), ("maximum", 56)])
 def test_the_official_network_has_fourteen_blocks(pool: Any, length: int) -> None:
-    model = DualPathConfig(pool=pool, length=length).build(Inputs(2048, 40, 10)).eval()
+    model = DualPathConfig(pool=pool, length=length).build(Inputs(2048, 40, 10))
     widths = [
         (block.first.in_features, block.first.out_features, block.last.out_features) for block in model.text.blocks
     ]
@@ -208,10 +279,8 @@ def test_the_official_network_has_fourteen_blocks(pool: Any, length: int) -> Non
         (300, 128, 256), *[(256, 64, 256)] * 2, (256, 512, 512), *[(512, 128, 512)] * 3, (512, 1024, 1024),
         *[(1024, 256, 1024)] * 5, (1024, 2048, 2048),
     ]  # fmt: skip
-    codes = torch.randint(4, 40, (2, length))
-    maps = model.text.blocks(model.text.words_norm(model.text.words(codes)))
-    assert maps.shape == (2, length // 4, 2048)
-    near(model.text(codes), maps.max(1).values.detach() if pool == "maximum" else maps.mean(1).detach())
+    codes = torch.randint(4, 40, (4, length))
+    torch.testing.assert_close(model.text(codes), slow_text(model.text, codes), atol=1e-3, rtol=1e-3)
     assert len(DualPathConfig(depths=(3, 4, 6, 3)).build(Inputs(2048, 40, 10)).text.blocks) == 16
 
 
@@ -434,6 +503,7 @@ def test_the_second_stage_ends_at_a_lower_rate(recipe: Recipe, last: float) -> N
         ({"dropout": 1.0}, "dropout 1.0"),
         ({"margin": -1.0}, "margin -1.0"),
         ({"clusters": -1}, "clusters -1"),
+        ({"sampled_classes": -1}, "sampled_classes -1"),
         ({"clusters": 3, "learns_identities": True}, "identities or 3 clusters, not both"),
     ],
 )

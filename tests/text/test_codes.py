@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.golden import golden
 from xmodal.batches.sample_order import SampleRandom, training_shifts
-from xmodal.text.position_codes import all_shifts, shifted
+from xmodal.text.position_codes import all_shifts, places_of, shifted
 
 LENGTH = 8
 ROWS = st.integers(0, LENGTH).flatmap(lambda count: st.lists(st.integers(1, 99), min_size=count, max_size=count))
@@ -74,3 +74,24 @@ def test_training_shifts_are_uniform_over_the_places_where_a_text_fits() -> None
         counts = np.bincount(shifts)
         assert len(counts) == 33 - words
         assert np.abs(counts - len(captions) / len(counts)).max() < 6 * np.sqrt(len(captions) / len(counts))
+
+
+@given(st.integers(1, 9), st.sampled_from([4, 8]), st.integers(0, 99), st.integers(0, 9))
+def test_places_that_see_the_same_words_are_one_row(texts: int, length: int, seed: int, own: int) -> None:
+    codes = torch.randint(3, (texts, length), generator=torch.Generator().manual_seed(seed))
+    places = places_of(codes, own)
+    for step in (1, 2):
+        seen = [[tuple(code[: place + 1]) for place in range(0, length, step)] for code in codes.tolist()]
+        rows = places.rows_BL.tolist()
+        row_of = {
+            words: row for one, their in zip(seen, rows, strict=True) for words, row in zip(one, their, strict=True)
+        }
+        assert sorted(row_of.values()) == list(range(len(places.before_R)))
+        for number, (one, their) in enumerate(zip(seen, rows, strict=True)):
+            assert their == [row_of[words] for words in one]
+            assert places.before_R[their].tolist() == [len(row_of), *their[:-1]], number
+        counted = [row for their in rows[:own] for row in their]
+        assert places.counts_R.tolist() == [counted.count(row) for row in range(len(row_of))]
+        kept, later = places.every_second()
+        assert torch.equal(kept[later.rows_BL], places.rows_BL[:, ::2])
+        places = later

@@ -173,14 +173,22 @@ def test_the_middle_of_a_picture_is_one_window(pictures: str) -> None:
     assert end_to_end(features).features(middle).values.shape == (2, 1, 512)
 
 
-def share_of_a_step(folder: str, from_pixels: bool = False) -> None:
+MODELS = {
+    "all classes": CONFIG,
+    "pixels": CONFIG,
+    "split classes": replace(CONFIG, splits_classes=True),
+    "classes drawn": replace(CONFIG, sampled_classes=3, splits_classes=True, class_bias=True),
+}
+
+
+def share_of_a_step(folder: str, name: str) -> None:
     """Loss, gradients and statistics of batches of several sizes; two processes borrow where they are odd."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    found = []
+    found, config, from_pixels = [], MODELS[name], name == "pixels"
     with distributed.process_group("cpu"):
         for rows in (5, 6):
             torch.manual_seed(0)
-            model = in_front(CONFIG.build(INPUTS)) if from_pixels else CONFIG.build(INPUTS)
+            model = in_front(config.build(INPUTS)) if from_pixels else config.build(INPUTS)
             share = -(-rows // world)
             stream = part(
                 range(rank * share, (rank + 1) * share), (3, 64, 64) if from_pixels else (INPUTS.visual_width,)
@@ -215,10 +223,10 @@ def part(rows: range, shape: tuple[int, ...]) -> Stream:
     return Stream(Padded.whole(visual[items]), text, items, text_rows % 8, text_rows, pairs)
 
 
-@pytest.mark.parametrize("from_pixels", [False, True])
-def test_two_processes_take_the_step_of_one(tmp_path: Path, from_pixels: bool) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_two_processes_take_the_step_of_one(tmp_path: Path, name: str) -> None:
     for world in (1, 2):
-        assert processes(world, share_of_a_step, str(tmp_path), from_pixels) == [0] * world
+        assert processes(world, share_of_a_step, str(tmp_path), name) == [0] * world
     alone, *ranks = (torch.load(tmp_path / f"{file}.pt") for file in ("1-0", "2-0", "2-1"))
     for rank in ranks:
         for ours, theirs in zip(rank, alone, strict=True):

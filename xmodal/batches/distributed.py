@@ -82,16 +82,21 @@ def whole_batch(batch: Batch) -> Iterator[WholeBatch]:
 def gather(rows: Tensor) -> Tensor:
     """The rows of all processes, each with equally many; a sample may have several."""
     (_whole.get() or WholeBatch()).is_gathered = True
-    return _gathered(rows)
+    return rows if world() == 1 else cast(Tensor, _Gather.apply(rows))[: _of_all(len(rows))]
 
 
-def _gathered(rows: Tensor) -> Tensor:
-    """Leaves open whether the objective compares rows: statistics of them do not."""
+def own_share(things: int) -> slice:
+    """This process' share of things that all processes have."""
+    return slice(things * rank() // world(), things * (rank() + 1) // world())
+
+
+def stacked(values: Tensor) -> Tensor:
+    """(processes, …): the values of each, without a gradient."""
     if world() == 1:
-        return rows
-    whole = _whole.get() or WholeBatch()
-    gathered = cast(Tensor, _Gather.apply(rows))
-    return gathered[: len(gathered) - whole.borrowed * (len(rows) // whole.samples)]
+        return values[None]
+    parts = [torch.empty_like(values) for _ in range(world())]
+    distributed.all_gather(parts, values.contiguous())
+    return torch.stack(parts)
 
 
 def gather_padded(items: Padded) -> Padded:
@@ -133,26 +138,23 @@ class WholeBatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(channels))
         self.register_buffer("running_var", torch.ones(channels))
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """(B, C) or (B, L, C); a batch of one vector has no spread, and is seen as in evaluation."""
-        if self.training and world() > 1:
-            return self._by_all_processes(rows)
-        return self._by_own_rows(rows, self.training and rows.shape[:-1].numel() > 1)
-
-    def _by_own_rows(self, rows: Tensor, learns: bool) -> Tensor:
+    def forward(self, rows: Tensor, counts_R: Tensor | None = None) -> Tensor:
+        """(B, C) or (B, L, C), or (R, C) that are each counted so often; one vector is seen as in evaluation."""
+        learns = self.training and (counts_R is not None or _of_all(len(rows)) * rows.shape[1:-1].numel() > 1)
+        if learns and (counts_R is not None or world() > 1):
+            return self._by_counted_rows(rows, _each_own(rows) if counts_R is None else counts_R)
         statistics, weights = (self.running_mean, self.running_var), (self.weight, self.bias)
         flat = batch_norm(rows.flatten(0, -2), *statistics, *weights, learns, MOMENTUM, self.epsilon)
         return flat.view_as(rows)
 
-    def _by_all_processes(self, rows: Tensor) -> Tensor:
-        rows_BLC = rows.view(len(rows), -1, rows.shape[-1])
-        mean_C, variance_C, count = _statistics(rows_BLC)
-        if count == 1:
-            return self._by_own_rows(rows, learns=False)
-        with torch.no_grad():
-            self.running_mean.lerp_(mean_C, MOMENTUM)
-            self.running_var.lerp_(variance_C * count / (count - 1), MOMENTUM)
-        return (rows - mean_C) * (variance_C + self.epsilon).rsqrt() * self.weight + self.bias
+    def _by_counted_rows(self, rows: Tensor, counts_R: Tensor) -> Tensor:
+        with torch.autocast(rows.device.type, enabled=False):
+            rows = rows.to(self.weight.dtype)
+            mean_C, variance_C, count = _statistics(rows.flatten(0, -2), counts_R.to(rows))
+            with torch.no_grad():
+                self.running_mean.lerp_(mean_C, MOMENTUM)
+                self.running_var.lerp_(variance_C * (count / (count - 1)), MOMENTUM)
+            return (rows - mean_C) * ((variance_C + self.epsilon).rsqrt() * self.weight) + self.bias
 
 
 class WholeBatchNorm2d(nn.BatchNorm2d):
@@ -166,10 +168,11 @@ class WholeBatchNorm2d(nn.BatchNorm2d):
         assert running_mean is not None
         assert running_var is not None
         assert seen is not None
-        mean_C, variance_C, count = _statistics(maps_BCHW.float().flatten(2).transpose(1, 2))
+        rows_BHWC = maps_BCHW.float().permute(0, 2, 3, 1)
+        mean_C, variance_C, count = _statistics(rows_BHWC.flatten(0, 2), _each_own(rows_BHWC))
         with torch.no_grad():
             running_mean.lerp_(mean_C, self.momentum)
-            running_var.lerp_(variance_C * count / max(count - 1, 1), self.momentum)
+            running_var.lerp_(variance_C * (count / (count - 1).clamp(min=1)), self.momentum)
             seen.add_(1)
         scale_C = (variance_C + self.eps).rsqrt() * self.weight
         shift_C = self.bias - mean_C * scale_C
@@ -186,12 +189,32 @@ def normalise_whole_batches(network: nn.Module) -> nn.Module:
     return network
 
 
-def _statistics(rows_BLC: Tensor) -> tuple[Tensor, Tensor, int]:
-    """Mean and variance (C,) of the rows of all processes, and how many positions these have."""
-    spread_BC, mean_BC = torch.var_mean(rows_BLC, dim=1, correction=0)
-    spread_NC, mean_NC = _gathered(torch.cat([spread_BC, mean_BC], dim=1)).chunk(2, dim=1)
-    between_C, mean_C = torch.var_mean(mean_NC, dim=0, correction=0)
-    return mean_C, between_C + spread_NC.mean(dim=0), len(mean_NC) * rows_BLC.shape[1]
+def own_rows(rows: int) -> int:
+    """How many of a process' rows are no borrowed ones, which are the last of all."""
+    return min(max(_of_all(rows) - rows * rank(), 0), rows)
+
+
+def _of_all(rows: int) -> int:
+    whole = _whole.get() or WholeBatch()
+    return rows * world() - whole.borrowed * (rows // whole.samples)
+
+
+def _each_own(rows: Tensor) -> Tensor:
+    """(R,): 1 for each vector of (B, …, C) rows, 0 for those of borrowed ones."""
+    counts = rows.new_zeros(rows.shape[:-1])
+    counts[: own_rows(len(rows))] = 1
+    return counts.flatten()
+
+
+def _statistics(rows_RC: Tensor, counts_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance (C,) of the rows of all processes, each counted as often as told, and how many these are."""
+    sums = _total(torch.cat([counts_R @ rows_RC, counts_R.sum()[None]]))
+    mean_C, count = sums[:-1] / sums[-1], sums[-1]
+    return mean_C, _total(counts_R @ (rows_RC - mean_C).square()) / count, count
+
+
+def _total(values_C: Tensor) -> Tensor:
+    return values_C if world() == 1 else cast(Tensor, _Gather.apply(values_C[None])).sum(dim=0)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -254,9 +277,7 @@ def _is_joined() -> bool:
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(context: Any, rows: Tensor) -> Tensor:
-        parts = [torch.empty_like(rows) for _ in range(world())]
-        distributed.all_gather(parts, rows.contiguous())
-        return torch.cat(parts)
+        return stacked(rows).flatten(0, 1)
 
     @staticmethod
     def backward(context: Any, gradient: Tensor) -> Tensor:

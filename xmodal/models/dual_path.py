@@ -29,7 +29,7 @@ from torch.nn.functional import dropout, normalize, pad
 
 from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
-from xmodal.batches.distributed import WholeBatchNorm, gather
+from xmodal.batches.distributed import WholeBatchNorm, gather, own_rows
 from xmodal.batches.sample_order import SampleRandom, training_shifts
 from xmodal.batches.texts import Texts, note_of_cuts
 from xmodal.losses.instance import instance_loss
@@ -39,7 +39,7 @@ from xmodal.models import Inputs
 from xmodal.number_rules import check_numbers, known_choices, one_or_more, zero_or_more
 from xmodal.recipes import Candidates, Features, Optimiser, Phase, Pixels, Recipe, Step, Tokens, View, scarce
 from xmodal.root.identity import since
-from xmodal.text.position_codes import all_shifts, shifted
+from xmodal.text.position_codes import Places, all_shifts, places_of, shifted
 from xmodal.text.vocabularies import PAD, SPECIALS
 
 EPSILON = 1e-3  # of batch norm, MatConvNet's
@@ -62,12 +62,14 @@ class DualPathConfig:
     dropout: float = 0.75
     margin: float = 1.0
     clusters: int = since("0.2", 0)  # classes that k-means made of the items, in place of items
+    sampled_classes: int = since("0.2", 0)  # of the softmax, beside a batch's own; 0 for all of them, exactly
+    splits_classes: bool = since("0.2", False)  # each process has a share of the classes, of whole batches
 
     def __post_init__(self) -> None:
         for depth in self.depths:
             one_or_more(depths=depth)
         one_or_more(width=self.width, word_width=self.word_width)
-        zero_or_more(margin=self.margin, clusters=self.clusters)
+        zero_or_more(margin=self.margin, clusters=self.clusters, sampled_classes=self.sampled_classes)
         if self.clusters and self.learns_identities:
             raise ValueError(f"classes are identities or {self.clusters} clusters, not both")
         fours = {"channels": self.channels, "length": self.length}
@@ -86,7 +88,7 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class Block(nn.Module):
-    """A residual block over positions: 1, then 1 x 2, then 1. Shapes: B texts, L positions, C channels."""
+    """A residual block over places: 1, then 1 x 2, then 1. Shapes: R rows, C channels."""
 
     def __init__(self, channels: int, inner: int, outputs: int, stride: int = 1) -> None:
         super().__init__()
@@ -98,14 +100,17 @@ class Block(nn.Module):
         if self.has_shortcut:
             self.shortcut, self.shortcut_norm = _linear(channels, outputs), _norm(outputs)
 
-    def forward(self, maps_BLC: Tensor) -> Tensor:
-        inner_BLC = self.first_norm(self.first(maps_BLC)).relu()
-        before_BLC = pad(inner_BLC, (0, 0, 1, -1))  # a zero on the left
-        pairs_BLC = torch.cat([before_BLC, inner_BLC], dim=2)[:, :: self.stride]
-        changed_BLC = self.last_norm(self.last(self.pair_norm(self.pair(pairs_BLC)).relu()))
+    def forward(self, maps_RC: Tensor, places: Places) -> tuple[Tensor, Places]:
+        inner_RC = self.first_norm(self.first(maps_RC), places.counts_R).relu()
+        before_RC = pad(inner_RC, (0, 0, 0, 1))[places.before_R]  # a zero on the left
+        if self.stride == 2:
+            kept_R, places = places.every_second()
+            maps_RC, inner_RC, before_RC = maps_RC[kept_R], inner_RC[kept_R], before_RC[kept_R]
+        pairs_RC = self.pair_norm(self.pair(torch.cat([before_RC, inner_RC], dim=1)), places.counts_R).relu()
+        changed_RC = self.last_norm(self.last(pairs_RC), places.counts_R)
         if self.has_shortcut:
-            maps_BLC = self.shortcut_norm(self.shortcut(maps_BLC[:, :: self.stride]))
-        return cast(Tensor, (maps_BLC + changed_BLC).relu())
+            maps_RC = self.shortcut_norm(self.shortcut(maps_RC), places.counts_R)
+        return (maps_RC + changed_RC).relu(), places
 
 
 class TextNetwork(nn.Module):
@@ -123,10 +128,16 @@ class TextNetwork(nn.Module):
             blocks.append(Block(before, first, outputs, stride=2 if group in (1, 2) else 1))
             blocks += [Block(outputs, outputs // 4, outputs) for _ in range(depth - 1)]
             before = outputs
-        self.blocks, self.outputs = nn.Sequential(*blocks), before
+        self.blocks, self.outputs = nn.ModuleList(blocks), before
 
     def forward(self, codes_BL: Tensor) -> Tensor:
-        maps_BLC: Tensor = self.blocks(self.words_norm(self.words(codes_BL)))
+        maps_RC: Tensor
+        places = places_of(codes_BL, own_rows(len(codes_BL)))
+        words_R = codes_BL.new_empty(len(places.counts_R)).index_put_((places.rows_BL,), codes_BL)
+        maps_RC = self.words_norm(self.words(words_R), places.counts_R)
+        for block in self.blocks:
+            maps_RC, places = block(maps_RC, places)
+        maps_BLC = maps_RC[places.rows_BL]
         return maps_BLC.amax(dim=1) if self.pool == "maximum" else maps_BLC.mean(dim=1)
 
 
@@ -207,7 +218,8 @@ class DualPath(nn.Module):
         # of a whole batch, as all processes draw alike: a module nn.Dropout would be refused in several
         rows_ND = dropout(torch.cat([visual_ND, text_ND]), self.config.dropout, self.training)
         classifier, labels_N = self.classifier, torch.cat([visual_N, text_N])
-        both = instance_loss(rows_ND, classifier.weight, labels_N, classifier.bias)
+        draws, is_split = self.config.sampled_classes, self.config.splits_classes
+        both = instance_loss(rows_ND, classifier.weight, labels_N, classifier.bias, draws=draws, is_split=is_split)
         (of_visual, of_text), (wrong_visual, wrong_text) = (one.chunk(2) for one in both)
         of_pictures_H, of_texts_H = hinges(normalize(visual_ND, dim=1), normalize(text_ND, dim=1), self.config.margin)
         first, second = halves(len(visual_ND))
@@ -392,6 +404,6 @@ RECIPES = (
 _SMALL = DualPathConfig((1, 1, 1, 1), channels=32, width=64, word_width=12, length=8, dropout=0.0)
 SMALL = (
     _SMALL,
-    replace(_SMALL, depths=(2, 1, 1, 2), pool="average", alignment="left", class_bias=True),
-    replace(_SMALL, head="paper", dropout=0.2),
+    replace(_SMALL, depths=(2, 1, 1, 2), pool="average", alignment="left", class_bias=True, splits_classes=True),
+    replace(_SMALL, head="paper", dropout=0.2, sampled_classes=4),
 )
