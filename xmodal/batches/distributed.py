@@ -207,7 +207,7 @@ def _each_own(rows: Tensor) -> Tensor:
 
 
 def _statistics(rows_RC: Tensor, counts_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance (C,) of the rows of all processes, each counted as often as told, and how many these are."""
+    """Mean and variance (C,) of the rows of all processes, each counted so often, and how many these are."""
     sums = _total(torch.cat([counts_R @ rows_RC, counts_R.sum()[None]]))
     mean_C, count = sums[:-1] / sums[-1], sums[-1]
     return mean_C, _total(counts_R @ (rows_RC - mean_C).square()) / count, count

@@ -34,7 +34,7 @@ def all_shifts(codes_TL: Ids) -> tuple[Ids, NDArray[np.int64]]:
 
 
 class Places:
-    """Places of B codes, of which those that see the same words are one of R rows, where nothing sees its right.
+    """Places of B codes. Those that see the same words are one of R rows, where nothing sees what is on its right.
 
     `before_R` is the row of the place on the left, R where there is none; `counts_R` the places of the first `own`
     codes that are each row.
@@ -53,8 +53,9 @@ class Places:
 
 
 def places_of(codes_BL: Tensor, own: int) -> Places:
-    """Sorts the codes: a place is another row than that of the code before where they differed up to there."""
+    """Gives places one row where all words up to there are the same."""
     sorted_UL, numbers_B = torch.unique(codes_BL, dim=0, return_inverse=True)
+    # next to each other, codes that begin alike: a place is new where a code differs from the last one up to there
     is_new_UL = torch.ones_like(sorted_UL, dtype=torch.bool)
     is_new_UL[1:] = (sorted_UL[1:] != sorted_UL[:-1]).cumsum(dim=1) > 0
     rows_LU = is_new_UL.T.flatten().cumsum(dim=0).view(is_new_UL.T.shape) - 1  # place by place
