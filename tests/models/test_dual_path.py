@@ -269,6 +269,25 @@ def test_texts_that_begin_alike_have_the_features_gradients_and_statistics_of_ea
     torch.testing.assert_close(network.words_norm.running_var, 0.9 + words.var(0) * 0.1)
 
 
+def test_several_threads_have_the_same_gradients_every_time() -> None:
+    """A batch of pictures with four captions each, large enough to be shared among threads."""
+    config = DualPathConfig((1, 1, 1, 1), channels=64, width=1024, alignment="left")
+    model, random = config.build(Inputs(8, 500, 10)).train(), np.random.default_rng(0)
+    text = Padded.of([random.integers(4, 500, 8).astype("int32") for _ in range(32)])
+    items, texts = torch.arange(8), torch.arange(32)
+    pairs = torch.stack([texts % 8, texts], dim=1)
+    stream = Stream(Padded.whole(random_rows(0, 8, 1, 8)), text, items, texts % 8, texts, pairs)
+    found, before = list[list[Tensor]](), torch.get_num_threads()
+    torch.set_num_threads(2)
+    for _ in range(4):
+        model.zero_grad()
+        torch.manual_seed(0)
+        sum(model.objective(Batch({ANNOTATED: stream})).values(), torch.tensor(0.0)).backward()  # type: ignore[no-untyped-call]
+        found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
+    torch.set_num_threads(before)
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+
+
 @pytest.mark.parametrize(("pool", "length"), [("maximum", 32), ("average", 32), ("maximum", 56)])
 def test_the_official_network_has_fourteen_blocks(pool: Any, length: int) -> None:
     model = DualPathConfig(pool=pool, length=length).build(Inputs(2048, 40, 10))

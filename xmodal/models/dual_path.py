@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import dropout, normalize, pad
+from torch.nn.functional import dropout, embedding, normalize, pad
 
 from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
@@ -102,7 +102,8 @@ class Block(nn.Module):
 
     def forward(self, maps_RC: Tensor, places: Places) -> tuple[Tensor, Places]:
         inner_RC = self.first_norm(self.first(maps_RC), places.counts_R).relu()
-        before_RC = pad(inner_RC, (0, 0, 0, 1))[places.before_R]  # a zero on the left
+        # by embedding: it sums gradients in one order, where those of an index are summed as threads happen to be
+        before_RC = embedding(places.before_R, pad(inner_RC, (0, 0, 0, 1)))  # a zero on the left
         if self.stride == 2:
             kept_R, places = places.every_second()
             maps_RC, inner_RC, before_RC = maps_RC[kept_R], inner_RC[kept_R], before_RC[kept_R]
@@ -137,7 +138,7 @@ class TextNetwork(nn.Module):
         maps_RC = self.words_norm(self.words(words_R), places.counts_R)
         for block in self.blocks:
             maps_RC, places = block(maps_RC, places)
-        maps_BLC = maps_RC[places.rows_BL]
+        maps_BLC = embedding(places.rows_BL, maps_RC)
         return maps_BLC.amax(dim=1) if self.pool == "maximum" else maps_BLC.mean(dim=1)
 
 
@@ -206,7 +207,8 @@ class DualPath(nn.Module):
     def objective(self, batch: Batch) -> dict[str, Tensor]:
         stream = batch.streams[ANNOTATED]
         visual_rows = stream.positives[:, 0]
-        visual_ND = gather(self._activated(self.visual_head(stream.visual.average()))[visual_rows].float())
+        visual_VD = self._activated(self.visual_head(stream.visual.average())).float()
+        visual_ND = gather(embedding(visual_rows, visual_VD))  # as in a block
         visual_N = gather(self._labels(stream)[0][visual_rows])
         codes_BL, texts_B = self._texts(stream, visual_N)
         text_ND = gather(self._activated(self.text_features(codes_BL)).float())
