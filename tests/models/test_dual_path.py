@@ -1,7 +1,7 @@
 """Dual-Path against reference values, against slow definitions for all sizes, and its mining and its test features."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -267,6 +267,17 @@ def test_texts_that_begin_alike_have_the_features_gradients_and_statistics_of_ea
     words = network.words(codes).flatten(0, 1)
     torch.testing.assert_close(network.words_norm.running_mean, words.mean(0) * 0.1)
     torch.testing.assert_close(network.words_norm.running_var, 0.9 + words.var(0) * 0.1)
+
+
+def test_one_text_whose_code_ends_as_one_place_is_seen_there_as_in_evaluation() -> None:
+    """As the last batch of an epoch may be: without any spread, that would be divided by zero."""
+    network = built(replace(CONFIG, length=4)).text.train()
+    network(torch.tensor([[4, 5, 6, 0]])).sum().backward()
+    assert all(values.isfinite().all() for values in (*network.buffers(), network.words.weight.grad))
+    last = cast(Block, network.blocks[-1]).last_norm
+    assert torch.equal(last.running_mean, torch.zeros_like(last.running_mean))
+    assert torch.equal(last.running_var, torch.ones_like(last.running_var))
+    assert network.words_norm.running_mean.all()
 
 
 def test_several_threads_have_the_same_gradients_every_time() -> None:

@@ -140,9 +140,9 @@ class WholeBatchNorm(nn.Module):
 
     def forward(self, rows: Tensor, counts_R: Tensor | None = None) -> Tensor:
         """(B, C) or (B, L, C), or (R, C) that are each counted so often; one vector is seen as in evaluation."""
-        learns = self.training and (counts_R is not None or _of_all(len(rows)) * rows.shape[1:-1].numel() > 1)
-        if learns and (counts_R is not None or world() > 1):
+        if self.training and (counts_R is not None or world() > 1):
             return self._by_counted_rows(rows, _each_own(rows) if counts_R is None else counts_R)
+        learns = self.training and rows.shape[:-1].numel() > 1
         statistics, weights = (self.running_mean, self.running_var), (self.weight, self.bias)
         flat = batch_norm(rows.flatten(0, -2), *statistics, *weights, learns, MOMENTUM, self.epsilon)
         return flat.view_as(rows)
@@ -151,9 +151,13 @@ class WholeBatchNorm(nn.Module):
         with torch.autocast(rows.device.type, enabled=False):
             rows = rows.to(self.weight.dtype)
             mean_C, variance_C, count = _statistics(rows.flatten(0, -2), counts_R.to(rows))
+            has_spread = count > 1
+            mean_C = mean_C.where(has_spread, self.running_mean)
+            variance_C = variance_C.where(has_spread, self.running_var)
             with torch.no_grad():
                 self.running_mean.lerp_(mean_C, MOMENTUM)
-                self.running_var.lerp_(variance_C * (count / (count - 1)), MOMENTUM)
+                learned_C = (variance_C * (count / (count - 1))).where(has_spread, self.running_var)
+                self.running_var.lerp_(learned_C, MOMENTUM)
             return (rows - mean_C) * ((variance_C + self.epsilon).rsqrt() * self.weight) + self.bias
 
 
