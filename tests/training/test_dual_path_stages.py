@@ -28,6 +28,7 @@ from xmodal.checks.model_contract import INPUTS
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.features.networks import ResNet
+from xmodal.losses.instance import instance_loss
 from xmodal.models import Inputs
 from xmodal.models.dual_path import END_TO_END, FLICKR30K, DualPath, DualPathConfig
 from xmodal.models.two_branch import TwoBranchConfig
@@ -233,6 +234,20 @@ def test_two_processes_take_the_step_of_one(tmp_path: Path, name: str) -> None:
             for one, other in zip(ours, theirs, strict=True):
                 assert isinstance(one, Tensor)
                 torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+def few_classes() -> None:
+    with distributed.process_group("cpu"):
+        for classes in (1, 2, 3):
+            torch.manual_seed(0)
+            rows, weights, labels = torch.randn(4, 3), torch.randn(classes, 3), torch.arange(4) % classes
+            split = instance_loss(rows, weights, labels, is_split=True)
+            torch.testing.assert_close(split, instance_loss(rows, weights, labels))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_process_may_have_no_class(world: int) -> None:
+    assert processes(world, few_classes) == [0] * world
 
 
 def test_a_network_has_the_batch_norms_and_the_bits_of_before_in_one_process() -> None:
