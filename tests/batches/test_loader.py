@@ -29,6 +29,7 @@ from xmodal.batches.examples import Examples
 from xmodal.batches.loader import Captions, Loader
 from xmodal.batches.reader import Reader
 from xmodal.batches.texts import Texts
+from xmodal.errors import UserError
 from xmodal.features.store import FeatureStore
 from xmodal.recipes import Features
 from xmodal.root.outputs import find
@@ -261,7 +262,8 @@ def test_ranks_have_equal_counts_and_together_what_one_would_have(
     ("world", "advice"), [(2, "take 8 or 6"), (3, "take 9 or 6"), (4, "take 8 or 4"), (8, "take 8")]
 )
 def test_a_batch_that_cannot_be_shared_equally_is_refused_with_advice(root: str, world: int, advice: str) -> None:
-    with pytest.raises(ValueError, match=f"7 samples a step cannot be shared equally by {world} ranks: {advice}$"):
+    message = f"7 samples a step cannot be shared equally by {world} ranks: {advice} as batch_size$"
+    with pytest.raises(UserError, match=message):
         Loader(reader(root), 7, rank=0, world=world)
 
 

@@ -502,10 +502,11 @@ def test_the_same_processes_train_one_run_after_the_other(root: str, tmp_path: P
 def test_two_processes_that_cannot_share_a_batch_say_so(root: str, tmp_path: Path) -> None:
     codes = processes(2, refused, root, str(tmp_path / "run"))
     assert codes == [0, 0]
+    assert not (tmp_path / "run").exists()
 
 
 def refused(root: str, run: str) -> None:
-    with pytest.raises(ValueError, match="33 samples a step cannot be shared equally by 2 ranks: take 34 or 32"):
+    with pytest.raises(UserError, match="33 samples a step cannot be shared equally by 2 ranks: take 34 or 32"):
         fit(recipe(batch_size=33), root, run)
 
 

@@ -28,6 +28,7 @@ from xmodal.batches.sample_order import (
     neighbours,
     position_of,
 )
+from xmodal.errors import UserError
 from xmodal.number_rules import one_or_more, zero_or_more
 from xmodal.recipes import Candidates, Neighbours, OnePerClass
 
@@ -253,9 +254,9 @@ class Loader(IterableDataset[Batch]):
         one_or_more(batch_size=self.batch_size, ahead=self.ahead)
         if self.batch_size % self._world:
             near = self.batch_size // self._world * self._world
-            cure = f": take {near + self._world}{f' or {near}' if near else ''}"
+            cure = f": take {near + self._world}{f' or {near}' if near else ''} as batch_size"
             if any(isinstance(order, ClassOrder) for order in self._orders.values()):
                 cure = ", and they are one of each class"
-            raise ValueError(f"{self.batch_size} samples a step cannot be shared equally by {self._world} ranks{cure}")
+            raise UserError(f"{self.batch_size} samples a step cannot be shared equally by {self._world} ranks{cure}")
         if not len(self):
             raise ValueError(f"{self._length} samples are less than one batch of {self.batch_size}")

@@ -98,6 +98,7 @@ def _model(started: Run, setup: Setup, run: str, data: TrainingData) -> nn.Modul
     distributed.refuse_single_rows(model, recipe.batch_size)
     for phase in recipe.phases:
         optimisers.check(model, phase)
+        data.loader(recipe, phase, setup.device)  # refuses a batch that processes cannot share
     if not run_folder.has_state(run) and isinstance(data, CaptionData):
         for note in data.notes_of_cuts(model):
             setup.progress.say(note)
