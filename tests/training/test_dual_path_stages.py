@@ -28,6 +28,7 @@ from xmodal.checks.model_contract import INPUTS
 from xmodal.errors import UserError
 from xmodal.evaluation.run_metrics import evaluate
 from xmodal.features.networks import ResNet
+from xmodal.losses.instance import instance_loss
 from xmodal.models import Inputs
 from xmodal.models.dual_path import END_TO_END, FLICKR30K, DualPath, DualPathConfig
 from xmodal.models.two_branch import TwoBranchConfig
@@ -233,6 +234,32 @@ def test_two_processes_take_the_step_of_one(tmp_path: Path, name: str) -> None:
             for one, other in zip(ours, theirs, strict=True):
                 assert isinstance(one, Tensor)
                 torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
+
+
+def split_losses(folder: str) -> None:
+    """Losses, errors and gradients of whole numbers, whose highest logits are often several."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    found, random = [], torch.Generator().manual_seed(0)
+    with distributed.process_group("cpu"):
+        for classes, draws in ((1, 0), (2, 0), (3, 0), (9, 0), (9, 4)):
+            torch.manual_seed(0)
+            shapes = (12, 3), (classes, 3), (classes,)
+            leaves = [nn.Parameter(torch.randint(-1, 2, shape, generator=random).float()) for shape in shapes]
+            labels = torch.randint(classes, (12,), generator=random)
+            losses, wrong = instance_loss(leaves[0], leaves[1], labels, leaves[2], draws=draws, is_split=True)
+            losses.square().sum().backward()  # type: ignore[no-untyped-call]
+            distributed.average_gradients(leaves)
+            found.append([losses.detach(), wrong, *(leaf.grad for leaf in leaves)])
+    torch.save(found, f"{folder}/{world}-{rank}.pt")
+
+
+def test_any_number_of_classes_is_split_among_processes(tmp_path: Path) -> None:
+    for world in (1, 3):
+        assert processes(world, split_losses, str(tmp_path)) == [0] * world
+    alone, *ranks = (torch.load(tmp_path / f"{file}.pt") for file in ("1-0", "3-0", "3-1", "3-2"))
+    for rank in ranks:
+        torch.testing.assert_close(rank, alone)
+    assert 0 < torch.cat([case[1] for case in alone[1:]]).mean() < 1
 
 
 def test_a_network_has_the_batch_norms_and_the_bits_of_before_in_one_process() -> None:

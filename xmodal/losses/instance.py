@@ -35,8 +35,7 @@ def instance_loss(
         classes_K, labels_N, counts_K = _drawn(labels_N, len(weights_CD), draws)
         weights_CD = weights_CD[classes_K]
         bias_C = counts_K.log() if bias_C is None else bias_C[classes_K] + counts_K.log()
-    own = distributed.own_share(len(weights_CD)) if is_split else slice(0, len(weights_CD))
-    losses_N, wrong_N = _InstanceLoss.apply(rows_ND, weights_CD, labels_N, bias_C, own)
+    losses_N, wrong_N = _InstanceLoss.apply(rows_ND, weights_CD, labels_N, bias_C, is_split)
     return losses_N, wrong_N
 
 
@@ -54,8 +53,9 @@ def _drawn(labels_N: Tensor, classes: int, draws: int) -> tuple[Tensor, Tensor, 
 class _InstanceLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        context: Any, rows_ND: Tensor, weights_CD: Tensor, labels_N: Tensor, bias_C: Tensor | None, own: slice
+        context: Any, rows_ND: Tensor, weights_CD: Tensor, labels_N: Tensor, bias_C: Tensor | None, is_split: bool
     ) -> tuple[Tensor, Tensor]:
+        own = distributed.own_share(len(weights_CD)) if is_split else slice(0, len(weights_CD))
         total_N = highest_N = rows_ND.new_full((len(rows_ND),), -torch.inf)
         first_N = torch.zeros_like(labels_N)  # the class of the highest logit
         for chunk, logits_NK in _logits(rows_ND, weights_CD, bias_C, own):
@@ -63,7 +63,6 @@ class _InstanceLoss(torch.autograd.Function):
             here_N, place_N = logits_NK.max(dim=1)
             first_N = torch.where(here_N > highest_N, chunk.start + place_N, first_N)
             highest_N = torch.maximum(highest_N, here_N)
-        is_split = own != slice(0, len(weights_CD))
         if is_split:
             total_N = distributed.stacked(total_N).logsumexp(0)
             place_PN = distributed.stacked(highest_N).argmax(dim=0, keepdim=True)
