@@ -269,6 +269,27 @@ def test_texts_that_begin_alike_have_the_features_gradients_and_statistics_of_ea
     torch.testing.assert_close(network.words_norm.running_var, 0.9 + words.var(0) * 0.1)
 
 
+def test_two_threads_give_the_same_gradients_each_time() -> None:
+    network, threads = built(replace(CONFIG, channels=128, length=32)).text, torch.get_num_threads()
+    codes = torch.randint(4, 15, (32, 32)) * (torch.arange(32) >= torch.randint(30, (32, 1)))
+    cotangent, found = random_rows(0, 32, 1024), set[bytes]()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(10):
+            network.zero_grad()
+            network(codes).backward(cotangent)
+            found.add(b"".join(bytes(one.grad.numpy()) for one in network.parameters() if one.grad is not None))
+    finally:
+        torch.set_num_threads(threads)
+    assert len(found) == 1
+
+
+def test_one_text_of_one_place_leaves_finite_statistics() -> None:
+    model = built(replace(CONFIG, length=4))
+    assert model.text_features(torch.tensor([[4, 5, 0, 0]])).isfinite().all()
+    assert all(values.isfinite().all() for values in model.state_dict().values())
+
+
 @pytest.mark.parametrize(("pool", "length"), [("maximum", 32), ("average", 32), ("maximum", 56)])
 def test_the_official_network_has_fourteen_blocks(pool: Any, length: int) -> None:
     model = DualPathConfig(pool=pool, length=length).build(Inputs(2048, 40, 10))
