@@ -224,6 +224,23 @@ def part(rows: range, shape: tuple[int, ...]) -> Stream:
     return Stream(Padded.whole(visual[items]), text, items, text_rows % 8, text_rows, pairs)
 
 
+@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize(("samples", "world"), [(6, 1), (5, 2), (1, 3), (5, 4), (7, 5)])
+def test_processes_have_the_rows_of_a_batch_once(
+    samples: int, world: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With four processes the last has none of five samples: both of its own are borrowed, and one before it."""
+    share, own = -(-samples // world), list[int]()
+    batch = Batch({ANNOTATED: part(range(share), (INPUTS.visual_width,))}, borrowed=share * world - samples)
+    monkeypatch.setattr(distributed, "world", lambda: world)
+    for rank in range(world):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        with distributed.whole_batch(batch) as whole:
+            whole.is_gathered = True
+            own.append(distributed.own_rows(share * each))
+    assert own == [max(0, min(share, samples - rank * share)) * each for rank in range(world)]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_two_processes_take_the_step_of_one(tmp_path: Path, name: str) -> None:
     for world in (1, 2):

@@ -125,7 +125,7 @@ def gather_pairs(stream: Stream) -> Tensor:
 class WholeBatchNorm(nn.Module):
     """Batch norm over the last dimension, by the rows that all processes have of a batch.
 
-    Shapes: B rows of this process, N of the batch, L positions of each row, C channels.
+    Shapes: B rows of this process, L positions of each, R rows that are each counted so often, C channels.
     """
 
     running_mean: Tensor
@@ -139,15 +139,15 @@ class WholeBatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, rows: Tensor, counts_R: Tensor | None = None) -> Tensor:
-        """(B, C) or (B, L, C), of which one vector is seen as in evaluation; or (R, C), each counted so often."""
+        """(B, C) or (B, L, C), of which one vector is seen as in evaluation; or (R, C) by their counts."""
         learns = self.training and (counts_R is not None or _of_all(len(rows)) * rows.shape[1:-1].numel() > 1)
         if learns and (counts_R is not None or world() > 1):
-            return self._by_all_processes(rows, counts_R)
+            return self._by_whole_batch(rows, counts_R)
         statistics, weights = (self.running_mean, self.running_var), (self.weight, self.bias)
         flat = batch_norm(rows.flatten(0, -2), *statistics, *weights, learns, MOMENTUM, self.epsilon)
         return flat.view_as(rows)
 
-    def _by_all_processes(self, rows: Tensor, counts_R: Tensor | None) -> Tensor:
+    def _by_whole_batch(self, rows: Tensor, counts_R: Tensor | None) -> Tensor:
         with torch.autocast(rows.device.type, enabled=False):
             rows = rows.to(self.weight.dtype)
             mean_C, variance_C, unbiased_C = _statistics(rows, counts_R)
