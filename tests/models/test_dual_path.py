@@ -1,7 +1,7 @@
 """Dual-Path against reference values, against slow definitions for all sizes, and its mining and its test features."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from torch.nn import functional
 from tests.golden import golden
 from tests.models.test_two_branch import Sizes
 from tests.toy_root import one_thread as one_thread
+from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
 from xmodal.batches.distributed import WholeBatchNorm
 from xmodal.checks.model_contract import INPUTS
@@ -112,29 +113,48 @@ def test_all_classes_drawn_are_all_classes(draws: int, bias: bool) -> None:
     torch.testing.assert_close(*found)
 
 
-def test_classes_that_are_drawn_stand_for_all_others() -> None:
+@pytest.mark.parametrize("bias", [None, random_rows(2, 50)])
+def test_classes_that_are_drawn_stand_for_all_others(bias: Tensor | None) -> None:
     """The sum of the softmax is right on average; only classes that are in it move."""
     rows, weights, labels = random_rows(0, 3, 4), random_rows(1, 50, 4), torch.tensor([7, 3, 7])
     sums, seen = torch.zeros(3), torch.zeros(50)
     torch.manual_seed(0)
-    for _ in range(4000):
+    for _ in range(2000):
         learned = weights.clone().requires_grad_()
-        losses, _ = instance_loss(rows, learned, labels, draws=6)
+        losses, _ = instance_loss(rows, learned, labels, bias, draws=6)
         losses.sum().backward()  # type: ignore[no-untyped-call]
         assert learned.grad is not None
         moved = learned.grad.any(dim=1)
         assert moved.sum() == 2 + 6
         sums, seen = sums + losses.detach().exp(), seen + moved
-    exact = instance_loss(rows, weights, labels)[0].exp()
-    torch.testing.assert_close(sums / 4000, exact, atol=0, rtol=0.05)
-    others = seen[torch.isin(torch.arange(50), labels, invert=True)] / 4000
-    torch.testing.assert_close(others, torch.full((48,), 6 / 48), atol=0.02, rtol=0)
+    exact = instance_loss(rows, weights, labels, bias)[0].exp()
+    torch.testing.assert_close(sums / 2000, exact, atol=0, rtol=0.05)
+    others = seen[torch.isin(torch.arange(50), labels, invert=True)] / 2000
+    torch.testing.assert_close(others, torch.full((48,), 6 / 48), atol=0.03, rtol=0)
+
+
+def test_a_model_splits_its_classes_only_if_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = list[int]()
+    monkeypatch.setattr(distributed, "own_share", lambda things: shared.append(things) or slice(0, things))
+    for splits, expected in ((False, []), (True, [INPUTS.instances])):
+        built(replace(CONFIG, splits_classes=splits)).objective(Batch({ANNOTATED: mined_stream(candidates=0)}))
+        assert shared == expected
+
+
+@pytest.mark.parametrize(("draws", "classes"), [(1, 7), (0, INPUTS.instances)])
+def test_a_model_moves_the_classes_of_a_batch_and_those_that_it_draws(draws: int, classes: int) -> None:
+    model = built(replace(CONFIG, sampled_classes=draws))
+    terms = model.objective(Batch({ANNOTATED: mined_stream(candidates=0)}))  # six pictures
+    terms["instance_visual"].backward()  # type: ignore[no-untyped-call]
+    assert model.classifier.weight.grad is not None
+    assert model.classifier.weight.grad.any(dim=1).sum() == classes
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
 def test_an_error_is_a_row_whose_class_has_not_the_highest_logit(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole numbers, whose highest logits are often several: the first one counts, in chunks of any size."""
     monkeypatch.setattr(instance, "CLASSES", size)
-    rows, weights, labels = random_rows(0, 30, 4), random_rows(1, 5, 4), torch.arange(30) % 5
+    rows, weights, labels = random_rows(0, 30, 4).round(), random_rows(1, 5, 4).round(), torch.arange(30) % 5
     losses, wrong = instance_loss(rows.requires_grad_(), weights, labels)
     assert torch.equal(wrong.bool(), (rows @ weights.T).argmax(dim=1) != labels)
     assert 0 < wrong.sum() < 30
@@ -269,17 +289,6 @@ def test_texts_that_begin_alike_have_the_features_gradients_and_statistics_of_ea
     torch.testing.assert_close(network.words_norm.running_var, 0.9 + words.var(0) * 0.1)
 
 
-def test_one_text_whose_code_ends_as_one_place_is_seen_there_as_in_evaluation() -> None:
-    """As the last batch of an epoch may be: without any spread, that would be divided by zero."""
-    network = built(replace(CONFIG, length=4)).text.train()
-    network(torch.tensor([[4, 5, 6, 0]])).sum().backward()
-    assert all(values.isfinite().all() for values in (*network.buffers(), network.words.weight.grad))
-    last = cast(Block, network.blocks[-1]).last_norm
-    assert torch.equal(last.running_mean, torch.zeros_like(last.running_mean))
-    assert torch.equal(last.running_var, torch.ones_like(last.running_var))
-    assert network.words_norm.running_mean.all()
-
-
 def test_several_threads_have_the_same_gradients_every_time() -> None:
     """A batch of pictures with four captions each, large enough to be shared among threads."""
     config = DualPathConfig((1, 1, 1, 1), channels=64, width=1024, alignment="left")
@@ -297,6 +306,12 @@ def test_several_threads_have_the_same_gradients_every_time() -> None:
         found.append([parameter.grad for parameter in model.parameters() if parameter.grad is not None])
     torch.set_num_threads(before)
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+
+
+def test_one_text_of_one_place_leaves_finite_statistics() -> None:
+    model = built(replace(CONFIG, length=4))
+    assert model.text_features(torch.tensor([[4, 5, 0, 0]])).isfinite().all()
+    assert all(values.isfinite().all() for values in model.state_dict().values())
 
 
 @pytest.mark.parametrize(("pool", "length"), [("maximum", 32), ("average", 32), ("maximum", 56)])

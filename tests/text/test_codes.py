@@ -86,12 +86,14 @@ def test_places_that_see_the_same_words_are_one_row(texts: int, length: int, see
         row_of = {
             words: row for one, their in zip(seen, rows, strict=True) for words, row in zip(one, their, strict=True)
         }
-        assert sorted(row_of.values()) == list(range(len(places.before_R)))
-        for number, (one, their) in enumerate(zip(seen, rows, strict=True)):
+        assert sorted(row_of.values()) == list(range(len(places.counts_R)))
+        left = places.on_the_left(1 + torch.arange(len(row_of))[:, None])[:, 0]  # rows from 1 on
+        for one, their in zip(seen, rows, strict=True):
             assert their == [row_of[words] for words in one]
-            assert places.before_R[their].tolist() == [len(row_of), *their[:-1]], number
+            assert left[their].tolist() == [0, *(1 + row for row in their[:-1])]
         counted = [row for their in rows[:own] for row in their]
         assert places.counts_R.tolist() == [counted.count(row) for row in range(len(row_of))]
-        kept, later = places.every_second()
-        assert torch.equal(kept[later.rows_BL], places.rows_BL[:, ::2])
+        assert torch.equal(places.of_codes(places.of_rows(places.rows_BL)[:, None])[..., 0], places.rows_BL)
+        later = places.every_second()
+        assert torch.equal(later.numbers_R[later.rows_BL], places.rows_BL[:, ::2])
         places = later

@@ -224,6 +224,23 @@ def part(rows: range, shape: tuple[int, ...]) -> Stream:
     return Stream(Padded.whole(visual[items]), text, items, text_rows % 8, text_rows, pairs)
 
 
+@pytest.mark.parametrize("each", [1, 3])
+@pytest.mark.parametrize(("samples", "world"), [(6, 1), (5, 2), (1, 3), (5, 4), (7, 5)])
+def test_processes_have_the_rows_of_a_batch_once(
+    samples: int, world: int, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With four processes the last has none of five samples: both of its own are borrowed, and one before it."""
+    share, own = -(-samples // world), list[int]()
+    batch = Batch({ANNOTATED: part(range(share), (INPUTS.visual_width,))}, borrowed=share * world - samples)
+    monkeypatch.setattr(distributed, "world", lambda: world)
+    for rank in range(world):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        with distributed.whole_batch(batch) as whole:
+            whole.is_gathered = True
+            own.append(distributed.own_rows(share * each))
+    assert own == [max(0, min(share, samples - rank * share)) * each for rank in range(world)]
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_two_processes_take_the_step_of_one(tmp_path: Path, name: str) -> None:
     for world in (1, 2):
@@ -236,18 +253,30 @@ def test_two_processes_take_the_step_of_one(tmp_path: Path, name: str) -> None:
                 torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
-def few_classes() -> None:
+def split_losses(folder: str) -> None:
+    """Losses, errors and gradients of whole numbers, whose highest logits are often several."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    found, random = [], torch.Generator().manual_seed(0)
     with distributed.process_group("cpu"):
-        for classes in (1, 2, 3):
+        for classes, draws in ((1, 0), (2, 0), (3, 0), (9, 0), (9, 4)):
             torch.manual_seed(0)
-            rows, weights, labels = torch.randn(4, 3), torch.randn(classes, 3), torch.arange(4) % classes
-            split = instance_loss(rows, weights, labels, is_split=True)
-            torch.testing.assert_close(split, instance_loss(rows, weights, labels))
+            shapes = (12, 3), (classes, 3), (classes,)
+            leaves = [nn.Parameter(torch.randint(-1, 2, shape, generator=random).float()) for shape in shapes]
+            labels = torch.randint(classes, (12,), generator=random)
+            losses, wrong = instance_loss(leaves[0], leaves[1], labels, leaves[2], draws=draws, is_split=True)
+            losses.square().sum().backward()  # type: ignore[no-untyped-call]
+            distributed.average_gradients(leaves)
+            found.append([losses.detach(), wrong, *(leaf.grad for leaf in leaves)])
+    torch.save(found, f"{folder}/{world}-{rank}.pt")
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_a_process_may_have_no_class(world: int) -> None:
-    assert processes(world, few_classes) == [0] * world
+def test_any_number_of_classes_is_split_among_processes(tmp_path: Path) -> None:
+    for world in (1, 3):
+        assert processes(world, split_losses, str(tmp_path)) == [0] * world
+    alone, *ranks = (torch.load(tmp_path / f"{file}.pt") for file in ("1-0", "3-0", "3-1", "3-2"))
+    for rank in ranks:
+        torch.testing.assert_close(rank, alone)
+    assert 0 < torch.cat([case[1] for case in alone[1:]]).mean() < 1
 
 
 def test_a_network_has_the_batch_norms_and_the_bits_of_before_in_one_process() -> None:

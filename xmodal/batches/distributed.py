@@ -125,7 +125,7 @@ def gather_pairs(stream: Stream) -> Tensor:
 class WholeBatchNorm(nn.Module):
     """Batch norm over the last dimension, by the rows that all processes have of a batch.
 
-    Shapes: B rows of this process, N of the batch, L positions of each row, C channels.
+    Shapes: B rows of this process, L positions of each, R rows that are each counted so often, C channels.
     """
 
     running_mean: Tensor
@@ -139,25 +139,21 @@ class WholeBatchNorm(nn.Module):
         self.register_buffer("running_var", torch.ones(channels))
 
     def forward(self, rows: Tensor, counts_R: Tensor | None = None) -> Tensor:
-        """(B, C) or (B, L, C), or (R, C) that are each counted so often; one vector is seen as in evaluation."""
-        if self.training and (counts_R is not None or world() > 1):
-            return self._by_counted_rows(rows, _each_own(rows) if counts_R is None else counts_R)
-        learns = self.training and rows.shape[:-1].numel() > 1
+        """(B, C) or (B, L, C), of which one vector is seen as in evaluation; or (R, C) by their counts."""
+        learns = self.training and (counts_R is not None or _of_all(len(rows)) * rows.shape[1:-1].numel() > 1)
+        if learns and (counts_R is not None or world() > 1):
+            return self._by_whole_batch(rows, counts_R)
         statistics, weights = (self.running_mean, self.running_var), (self.weight, self.bias)
         flat = batch_norm(rows.flatten(0, -2), *statistics, *weights, learns, MOMENTUM, self.epsilon)
         return flat.view_as(rows)
 
-    def _by_counted_rows(self, rows: Tensor, counts_R: Tensor) -> Tensor:
+    def _by_whole_batch(self, rows: Tensor, counts_R: Tensor | None) -> Tensor:
         with torch.autocast(rows.device.type, enabled=False):
             rows = rows.to(self.weight.dtype)
-            mean_C, variance_C, count = _statistics(rows.flatten(0, -2), counts_R.to(rows))
-            has_spread = count > 1
-            mean_C = mean_C.where(has_spread, self.running_mean)
-            variance_C = variance_C.where(has_spread, self.running_var)
+            mean_C, variance_C, unbiased_C = _statistics(rows, counts_R)
             with torch.no_grad():
                 self.running_mean.lerp_(mean_C, MOMENTUM)
-                learned_C = (variance_C * (count / (count - 1))).where(has_spread, self.running_var)
-                self.running_var.lerp_(learned_C, MOMENTUM)
+                self.running_var.lerp_(unbiased_C, MOMENTUM)
             return (rows - mean_C) * ((variance_C + self.epsilon).rsqrt() * self.weight) + self.bias
 
 
@@ -172,11 +168,10 @@ class WholeBatchNorm2d(nn.BatchNorm2d):
         assert running_mean is not None
         assert running_var is not None
         assert seen is not None
-        rows_BHWC = maps_BCHW.float().permute(0, 2, 3, 1)
-        mean_C, variance_C, count = _statistics(rows_BHWC.flatten(0, 2), _each_own(rows_BHWC))
+        mean_C, variance_C, unbiased_C = _statistics(maps_BCHW.float().permute(0, 2, 3, 1))
         with torch.no_grad():
             running_mean.lerp_(mean_C, self.momentum)
-            running_var.lerp_(variance_C * (count / (count - 1).clamp(min=1)), self.momentum)
+            running_var.lerp_(unbiased_C, self.momentum)
             seen.add_(1)
         scale_C = (variance_C + self.eps).rsqrt() * self.weight
         shift_C = self.bias - mean_C * scale_C
@@ -194,27 +189,31 @@ def normalise_whole_batches(network: nn.Module) -> nn.Module:
 
 
 def own_rows(rows: int) -> int:
-    """How many of a process' rows are no borrowed ones, which are the last of all."""
+    """The number of a process' rows without borrowed ones, which are the last of all processes'."""
     return min(max(_of_all(rows) - rows * rank(), 0), rows)
 
 
 def _of_all(rows: int) -> int:
+    """The number of all processes' rows without borrowed ones, where each process has so many."""
     whole = _whole.get() or WholeBatch()
     return rows * world() - whole.borrowed * (rows // whole.samples)
 
 
-def _each_own(rows: Tensor) -> Tensor:
-    """(R,): 1 for each vector of (B, …, C) rows, 0 for those of borrowed ones."""
-    counts = rows.new_zeros(rows.shape[:-1])
-    counts[: own_rows(len(rows))] = 1
-    return counts.flatten()
+def _statistics(rows: Tensor, counts_R: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, variance and unbiased variance (C,) of the vectors that all processes have.
 
+    Vectors are those of (B, …, C) without borrowed rows, or of (R, C), each counted so often.
+    """
+    if counts_R is None:
+        rows = rows[: own_rows(len(rows))]
 
-def _statistics(rows_RC: Tensor, counts_R: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean and variance (C,) of the rows of all processes, each counted so often, and how many these are."""
-    sums = _total(torch.cat([counts_R @ rows_RC, counts_R.sum()[None]]))
+    def own_sum(values: Tensor) -> Tensor:
+        return values.sum(dim=list(range(values.dim() - 1))) if counts_R is None else counts_R.to(values) @ values
+
+    sums = _total(torch.cat([own_sum(rows), own_sum(rows.new_ones(*rows.shape[:-1], 1))]))
     mean_C, count = sums[:-1] / sums[-1], sums[-1]
-    return mean_C, _total(counts_R @ (rows_RC - mean_C).square()) / count, count
+    squares_C = _total(own_sum((rows - mean_C).square()))
+    return mean_C, squares_C / count, squares_C / (count - 1).clamp(min=1)
 
 
 def _total(values_C: Tensor) -> Tensor:

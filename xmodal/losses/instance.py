@@ -28,7 +28,8 @@ def instance_loss(
 
     Gradients are computed chunk by chunk too, from logits that are computed anew.
 
-    - With `draws`: over the classes of the rows and so many others, drawn at random, by all processes alike.
+    - With `draws`: both over the classes of the rows and so many others, drawn at random, by all processes alike. A
+      drawn class counts for as many as it stands for.
     - Split: each process has the logits and gradients of its share of the classes alone, and the same loss.
     """
     if draws:
@@ -40,7 +41,7 @@ def instance_loss(
 
 
 def _drawn(labels_N: Tensor, classes: int, draws: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Classes of a softmax, where the rows' own are among them, and how many each stands for: right on average."""
+    """Returns classes, first the rows' own; the place of each row's class among them; how many each stands for."""
     own_K, is_other_C = torch.unique(labels_N), torch.ones(classes, dtype=torch.bool)
     is_other_C[own_K.cpu()] = False
     others = is_other_C.nonzero()[:, 0]

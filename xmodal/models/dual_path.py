@@ -16,7 +16,6 @@ Where paper and code differ, and what is chosen: docs/models.md#dual-path.
 - Stage I learns from features by the instance loss. Stage II learns all, the CNN too, by both losses.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, cast
@@ -25,11 +24,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import dropout, embedding, normalize, pad
+from torch.nn.functional import dropout, embedding, normalize
 
-from xmodal.batches import distributed
 from xmodal.batches.batch import ANNOTATED, Batch, Padded, Stream
-from xmodal.batches.distributed import WholeBatchNorm, gather, own_rows
+from xmodal.batches.distributed import WholeBatchNorm, gather, own_rows, rank
 from xmodal.batches.sample_order import SampleRandom, training_shifts
 from xmodal.batches.texts import Texts, note_of_cuts
 from xmodal.losses.instance import instance_loss
@@ -39,7 +37,7 @@ from xmodal.models import Inputs
 from xmodal.number_rules import check_numbers, known_choices, one_or_more, zero_or_more
 from xmodal.recipes import Candidates, Features, Optimiser, Phase, Pixels, Recipe, Step, Tokens, View, scarce
 from xmodal.root.identity import since
-from xmodal.text.position_codes import Places, all_shifts, places_of, shifted
+from xmodal.text.position_codes import Places, all_shifts, left_codes, places_of, shifted
 from xmodal.text.vocabularies import PAD, SPECIALS
 
 EPSILON = 1e-3  # of batch norm, MatConvNet's
@@ -81,9 +79,11 @@ class DualPathConfig:
         return DualPath(self, inputs)
 
 
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(inputs, outputs, bias=False)
+def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs, bias)
     nn.init.kaiming_normal_(layer.weight)
+    if bias:
+        nn.init.zeros_(layer.bias)
     return layer
 
 
@@ -102,12 +102,11 @@ class Block(nn.Module):
 
     def forward(self, maps_RC: Tensor, places: Places) -> tuple[Tensor, Places]:
         inner_RC = self.first_norm(self.first(maps_RC), places.counts_R).relu()
-        # by embedding: it sums gradients in one order, where those of an index are summed as threads happen to be
-        before_RC = embedding(places.before_R, pad(inner_RC, (0, 0, 0, 1)))  # a zero on the left
+        pairs_RC = torch.cat([places.on_the_left(inner_RC), inner_RC], dim=1)
         if self.stride == 2:
-            kept_R, places = places.every_second()
-            maps_RC, inner_RC, before_RC = maps_RC[kept_R], inner_RC[kept_R], before_RC[kept_R]
-        pairs_RC = self.pair_norm(self.pair(torch.cat([before_RC, inner_RC], dim=1)), places.counts_R).relu()
+            places = places.every_second()
+            maps_RC, pairs_RC = maps_RC[places.numbers_R], pairs_RC[places.numbers_R]
+        pairs_RC = self.pair_norm(self.pair(pairs_RC), places.counts_R).relu()
         changed_RC = self.last_norm(self.last(pairs_RC), places.counts_R)
         if self.has_shortcut:
             maps_RC = self.shortcut_norm(self.shortcut(maps_RC), places.counts_R)
@@ -132,13 +131,11 @@ class TextNetwork(nn.Module):
         self.blocks, self.outputs = nn.ModuleList(blocks), before
 
     def forward(self, codes_BL: Tensor) -> Tensor:
-        maps_RC: Tensor
         places = places_of(codes_BL, own_rows(len(codes_BL)))
-        words_R = codes_BL.new_empty(len(places.counts_R)).index_put_((places.rows_BL,), codes_BL)
-        maps_RC = self.words_norm(self.words(words_R), places.counts_R)
+        maps_RC = self.words_norm(self.words(places.of_rows(codes_BL)), places.counts_R)
         for block in self.blocks:
             maps_RC, places = block(maps_RC, places)
-        maps_BLC = embedding(places.rows_BL, maps_RC)
+        maps_BLC = places.of_codes(maps_RC)
         return maps_BLC.amax(dim=1) if self.pool == "maximum" else maps_BLC.mean(dim=1)
 
 
@@ -154,7 +151,7 @@ def feature_head(config: DualPathConfig, channels: int, is_visual: bool) -> nn.S
 class DualPath(nn.Module):
     """Shapes: N rows of a whole batch, B of this process, H half of N, T texts, C candidates, S codes at all places.
 
-    D is the joint width, L positions of a code, K words of a text, P windows of a picture, V pictures, W words.
+    D is the joint width, L positions of a code, P windows of a picture, V pictures, W words.
     """
 
     known_W: Tensor
@@ -165,10 +162,7 @@ class DualPath(nn.Module):
         self.text = TextNetwork(config, inputs.text_width)
         self.visual_head = feature_head(config, inputs.visual_width, is_visual=True)
         self.text_head = feature_head(config, self.text.outputs, is_visual=False)
-        self.classifier = nn.Linear(config.width, inputs.instances, bias=config.class_bias)
-        nn.init.kaiming_normal_(self.classifier.weight)
-        if config.class_bias:
-            nn.init.zeros_(self.classifier.bias)
+        self.classifier = _linear(config.width, inputs.instances, config.class_bias)
         self.register_buffer("known_W", torch.arange(inputs.text_width) >= len(SPECIALS))
         self._start_words(inputs.word_vectors)
 
@@ -194,11 +188,10 @@ class DualPath(nn.Module):
         codes_TL = self.codes(text)
         if self.config.alignment == "left":
             return normalize(self.text_features(codes_TL), dim=1)
-        codes_SL, texts_S = (torch.from_numpy(one) for one in all_shifts(codes_TL.cpu().numpy()))
+        codes_SL, texts_S = (torch.from_numpy(one).to(codes_TL.device) for one in all_shifts(codes_TL.cpu().numpy()))
         sums_TD = torch.zeros(len(text), self.config.width, device=codes_TL.device)
         for some_SL, their_S in zip(torch.split(codes_SL, SHIFTS), torch.split(texts_S, SHIFTS), strict=True):
-            features_SD = self.text_features(some_SL.to(codes_TL.device))
-            sums_TD.index_add_(0, their_S.to(codes_TL.device), features_SD.float())
+            sums_TD.index_add_(0, their_S, self.text_features(some_SL).float())
         return normalize(sums_TD, dim=1)
 
     def similarity(self, visual: Tensor, text: Tensor) -> Tensor:
@@ -208,7 +201,7 @@ class DualPath(nn.Module):
         stream = batch.streams[ANNOTATED]
         visual_rows = stream.positives[:, 0]
         visual_VD = self._activated(self.visual_head(stream.visual.average())).float()
-        visual_ND = gather(embedding(visual_rows, visual_VD))  # as in a block
+        visual_ND = gather(embedding(visual_rows, visual_VD))  # whose gradient is summed in one order
         visual_N = gather(self._labels(stream)[0][visual_rows])
         codes_BL, texts_B = self._texts(stream, visual_N)
         text_ND = gather(self._activated(self.text_features(codes_BL)).float())
@@ -239,12 +232,8 @@ class DualPath(nn.Module):
         return cast(Tensor, self.text_head(self.text(codes_BL)))
 
     def codes(self, text: Padded) -> Tensor:
-        """(T, L): the first words of each text that are known, at the left."""
-        length, ids_TK = self.config.length, text.zero_padded().long()
-        kept_TK = self.known_W[ids_TK]
-        places_TK = (kept_TK.cumsum(dim=1) - 1).where(kept_TK, length).clamp(max=length)
-        codes_TL = ids_TK.new_zeros(len(text), length + 1)
-        return codes_TL.scatter_(1, places_TK, ids_TK)[:, :length]  # the last column took what is not kept
+        """(T, L): the first known words of each text, at the left."""
+        return left_codes(text.zero_padded().long(), self.known_W, self.config.length)
 
     def note_of_cuts(self, texts: Texts) -> str:
         known = np.add.reduceat(self.known_W.cpu().numpy()[texts.numbers], texts.starts[:-1], dtype=np.int64)
@@ -279,7 +268,7 @@ class DualPath(nn.Module):
         is_own_HC = visual_N[first, None] == labels_T[stream.candidates]
         scores_HC = self._scores_of_candidates(stream, codes_TL, first).masked_fill(is_own_HC, -torch.inf)
         hardest_H = stream.candidates[scores_HC.argmax(dim=1)]
-        rows_B = distributed.rank() * len(own_B) + torch.arange(len(own_B), device=own_B.device)
+        rows_B = rank() * len(own_B) + torch.arange(len(own_B), device=own_B.device)
         is_second_B = (rows_B >= second.start) & (rows_B < second.stop)
         chosen_B = torch.where(is_second_B, hardest_H[(rows_B - second.start).clamp(0, second.start - 1)], own_B)
         return codes_TL[chosen_B], labels_T[chosen_B]
@@ -359,7 +348,7 @@ def _changed(recipe: Recipe, name: str, cites: str, **changes: Any) -> Recipe:
     return replace(recipe, name=name, cites=f"{cites}; else {recipe.name}", model=replace(recipe.model, **changes))
 
 
-def _weighed(recipe: Recipe, name: str, cites: str, *weights: Mapping[str, float]) -> Recipe:
+def _weighed(recipe: Recipe, name: str, cites: str, *weights: dict[str, float]) -> Recipe:
     """Weights of the losses, a mapping for each phase."""
     phases = (replace(phase, weights=one) for phase, one in zip(recipe.phases, weights, strict=False))
     return replace(recipe, name=name, cites=f"{cites}; else {recipe.name}", phases=tuple(phases))
