@@ -118,9 +118,12 @@ def test_a_box_at_the_very_threshold_is_right_and_conventions_differ_by_a_pixel(
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.data(), st.sampled_from([0.3, 0.5, 1.0]), st.booleans())
+@given(st.data(), st.sampled_from([0.25, 0.5, 1.0]), st.booleans())
 def test_suppression_ranks_what_no_better_box_covers(data: Any, most: float, inclusive: bool) -> None:
-    """The bound stays; a phrase may lose its only right proposal to a wrong one."""
+    """The bound stays; a phrase may lose its only right proposal to a wrong one.
+
+    Single precision has each of these thresholds exactly, as overlaps at a threshold decide.
+    """
     annotated = data.draw(st.lists(boxes, min_size=2, max_size=2))
     task = task_of([(annotated, data.draw(st.lists(boxes, min_size=1, max_size=7)))], [0, 1])
     order = [data.draw(st.permutations(range(task.most))) for _ in range(2)]
