@@ -150,11 +150,11 @@ class WholeBatchNorm(nn.Module):
     def _by_whole_batch(self, rows: Tensor, counts_R: Tensor | None) -> Tensor:
         with torch.autocast(rows.device.type, enabled=False):
             rows = rows.to(self.weight.dtype)
-            mean_C, variance_C, unbiased_C = _statistics(rows, counts_R)
+            mean_C, variance_C, unbiased_C, centred = _statistics(rows, counts_R)
             with torch.no_grad():
                 self.running_mean.lerp_(mean_C, MOMENTUM)
                 self.running_var.lerp_(unbiased_C, MOMENTUM)
-            return (rows - mean_C) * ((variance_C + self.epsilon).rsqrt() * self.weight) + self.bias
+            return torch.addcmul(self.bias, centred, (variance_C + self.epsilon).rsqrt() * self.weight)
 
 
 class WholeBatchNorm2d(nn.BatchNorm2d):
@@ -168,7 +168,7 @@ class WholeBatchNorm2d(nn.BatchNorm2d):
         assert running_mean is not None
         assert running_var is not None
         assert seen is not None
-        mean_C, variance_C, unbiased_C = _statistics(maps_BCHW.float().permute(0, 2, 3, 1))
+        mean_C, variance_C, unbiased_C, _ = _statistics(maps_BCHW.float().permute(0, 2, 3, 1))
         with torch.no_grad():
             running_mean.lerp_(mean_C, self.momentum)
             running_var.lerp_(unbiased_C, self.momentum)
@@ -199,21 +199,22 @@ def _of_all(rows: int) -> int:
     return rows * world() - whole.borrowed * (rows // whole.samples)
 
 
-def _statistics(rows: Tensor, counts_R: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, variance and unbiased variance (C,) of the vectors that all processes have.
+def _statistics(rows: Tensor, counts_R: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Mean, variance and unbiased variance (C,) of the vectors that all processes have; own rows without the mean.
 
     Vectors are those of (B, …, C) without borrowed rows, or of (R, C), each counted so often.
     """
-    if counts_R is None:
-        rows = rows[: own_rows(len(rows))]
 
     def own_sum(values: Tensor) -> Tensor:
-        return values.sum(dim=list(range(values.dim() - 1))) if counts_R is None else counts_R.to(values) @ values
+        if counts_R is not None:
+            return counts_R.to(values) @ values
+        return values[: own_rows(len(values))].sum(dim=list(range(values.dim() - 1)))
 
     sums = _total(torch.cat([own_sum(rows), own_sum(rows.new_ones(*rows.shape[:-1], 1))]))
     mean_C, count = sums[:-1] / sums[-1], sums[-1]
-    squares_C = _total(own_sum((rows - mean_C).square()))
-    return mean_C, squares_C / count, squares_C / (count - 1).clamp(min=1)
+    centred = rows - mean_C
+    squares_C = _total(own_sum(centred.square()))
+    return mean_C, squares_C / count, squares_C / (count - 1).clamp(min=1), centred
 
 
 def _total(values_C: Tensor) -> Tensor:
