@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tests.golden import golden
 from tests.metrics.test_ranks import GRIDS, judged
+from xmodal.metrics import pmrp
 from xmodal.metrics.pmrp import SAMPLED, ZETAS, PlausibleAnswers, plausible_answers
 from xmodal.metrics.precision_at_k import FIRST
 from xmodal.metrics.protocols import list_scores, list_values, plausible_scores, rank_scores
@@ -238,6 +239,15 @@ def test_pmrp_of_large_galleries_is_its_definition(kind: str) -> None:
             hits = np.take_along_axis(right, order, axis=1)
             shares = [hit[: hit.sum()].mean() for hit in hits]
             assert side.r_precision[zeta] == pytest.approx(100 * np.mean(shares))
+            assert side.by_chance[zeta] == pytest.approx(100 * right.mean())
+
+
+def test_pmrp_of_a_gallery_larger_than_what_is_judged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(0)
+    labels, matrix = pack_labels(random.random((40, 9)) < 0.3), random.random((40, 40))
+    at_once = plausible_answers(Similarities.of(matrix), labels, labels)
+    monkeypatch.setattr(pmrp, "CELLS", 30)
+    assert plausible_answers(Similarities.of(matrix), labels, labels) == at_once
 
 
 def test_folds_of_pmrp_weigh_alike() -> None:

@@ -1,6 +1,6 @@
 """PMRP, PCME's R-Precision by plausible matches: the mean over zeta 0, 1 and 2 (docs/models.md#pmrp)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from statistics import fmean
@@ -21,11 +21,13 @@ from xmodal.metrics.similarities import (
     Similarities,
     Window,
     bounded,
+    cuts,
     query_blocks,
 )
 
 ZETAS = (0, 1, 2)
-SAMPLED = 61  # every so many columns; no multiple of an item's captions
+SAMPLED = 31  # every so many columns; no multiple of an item's captions
+CELLS = 2**20  # at once: what a processor's cache holds
 
 
 @dataclass(frozen=True)
@@ -100,56 +102,83 @@ def _of_direction(
         for window, values in zip(windows, found, strict=True):
             met = slice(max(rows.start, window[side].start), min(rows.stop, window[side].stop))
             if met.start < met.stop and len(some := asked.rows(met)):
-                values += _by_set(scores_QG, rows.start, some, window[1 - side], asked, searched)
+                within_QG = scores_QG[:, window[1 - side]]
+                for part in cuts(len(some), max(CELLS // within_QG.shape[1], 1)):
+                    part_QG = within_QG.take(some[part] - rows.start, axis=0)
+                    values.append(_shares(part_QG, some[part], window[1 - side], asked, searched))
     return [_mean(queries, values) for values in found]
 
 
-def _by_set(
-    scores_QG: Numbers, start: int, rows: Integers, gallery: slice, asked: _Labelled, searched: _Labelled
-) -> Iterator[Floats]:
-    """Takes the sets of labels one by one: their queries share right answers."""
-    sets, of_query, sizes = np.unique(asked.of_row[rows], return_inverse=True, return_counts=True)
-    differing_SU, of_gallery = differing_labels(asked.sets[sets], searched.sets), searched.of_row[gallery]
-    differing_SU[:, ~searched.sets.any(axis=1)] = max(ZETAS) + 1  # near to nothing
-    members, size = np.split(rows[np.argsort(of_query)] - start, np.cumsum(sizes)[:-1]), len(searched.rows(gallery))
-    for differing_U, some in zip(differing_SU, members, strict=True):
-        yield _within(scores_QG[:, gallery].take(some, axis=0), differing_U.take(of_gallery), size)
-
-
-def _within(scores_QG: Numbers, differing_G: Integers, size: int) -> Floats:
-    """Returns (queries, 2, zetas): the share of the first R, and of the whole gallery, that is right.
-
-    Where a tie goes on beyond place R, its right answers count as being beyond.
-    """
-    near = np.flatnonzero(differing_G <= max(ZETAS))
-    near_QN, differing_N, found = scores_QG.take(near, axis=1), differing_G[near], np.zeros((len(scores_QG), 2, 3))
-    top_QN: NDArray[Any] = _promising(scores_QG, len(near))
-    last_Q1, beyond_Q = scores_QG[:, :1], np.zeros(1, np.int64)
-    for zeta in reversed(ZETAS):
-        right_QR, wider_QN, wider_Q1 = near_QN.compress(differing_N <= zeta, axis=1), top_QN, last_Q1
-        if not (count := right_QR.shape[1]):
-            return np.full(found.shape, np.nan)
-        top_QN = np.partition(wider_QN, -count, axis=1)[:, -count:]
-        last_Q1 = top_QN[:, :1]
-        reach_QN, right_Q = wider_QN >= last_Q1, (right_QR >= last_Q1).sum(axis=1)
-        if beyond_Q.any() or np.count_nonzero(reach_QN) > top_QN.size:  # seldom
-            goes_on = (last_Q1 == wider_Q1)[:, 0]
-            beyond_Q = reach_QN.sum(axis=1) - count + np.where(goes_on, beyond_Q, 0)
-            right_Q = right_Q - np.minimum(beyond_Q, (right_QR == last_Q1).sum(axis=1))
-        found[:, 0, zeta], found[:, 1, zeta] = right_Q / count, count / size
+def _shares(scores_QG: Numbers, rows: Integers, gallery: slice, asked: _Labelled, searched: _Labelled) -> Floats:
+    """Returns (queries, 2, zetas): the share of the first R, and of the whole gallery, that is right."""
+    differing_QU, counts_QZ = _answers(rows, gallery, asked, searched)
+    place_N, query_N = _promising(scores_QG, counts_QZ[:, -1])
+    set_N = searched.of_row[gallery].take(place_N - query_N * scores_QG.shape[1])
+    differing_N = differing_QU.take(query_N * differing_QU.shape[1] + set_N)
+    first = _Promising.of(query_N, scores_QG.take(place_N), differing_N, len(rows))
+    found = np.empty((len(rows), 2, len(ZETAS)))
+    for zeta, count_Q in zip(ZETAS, counts_QZ.T, strict=True):
+        found[:, 0, zeta] = first.right(zeta, count_Q) / np.where(count_Q, count_Q, np.nan)
+        found[:, 1, zeta] = count_Q / len(searched.rows(gallery))
     return found
 
 
-def _promising(scores_QG: Numbers, count: int) -> Numbers:
-    """Leaves out columns that are in no row among its `count` greatest, by a sample."""
-    sample_QS = scores_QG[:, ::SAMPLED]
-    expected = count / SAMPLED
-    place = int(expected + 3 * expected**0.5) + 3
-    if place > sample_QS.shape[1] // 2:
-        return scores_QG
-    above_QG = scores_QG >= np.partition(sample_QS, -place, axis=1)[:, -place, None]
-    enough = min(map(np.count_nonzero, above_QG)) >= count  # row by row: faster than along an axis
-    return scores_QG.compress(above_QG.any(axis=0), axis=1) if enough else scores_QG
+@dataclass(frozen=True, eq=False)
+class _Promising:
+    """Lists answers query by query; N of them."""
+
+    query_N: Integers
+    score_N: Numbers
+    differing_N: Integers  # labels
+    sorted_N: Numbers  # a query's scores, rising
+    end_Q: Integers  # a query's last place in N, and one
+
+    @classmethod
+    def of(cls, query_N: Integers, score_N: Numbers, differing_N: Integers, queries: int) -> "_Promising":
+        end_Q, sorted_N = np.cumsum(np.bincount(query_N, minlength=queries)), score_N.copy()
+        for of_query in np.split(sorted_N, end_Q[:-1]):
+            of_query.sort()
+        return cls(query_N, score_N, differing_N, sorted_N, end_Q)
+
+    def right(self, zeta: int, count_Q: Integers) -> Integers:
+        """Counts right ones among the first `count`; where a tie goes on behind these, its right ones are behind."""
+        last_Q, queries = self.sorted_N[self.end_Q - np.maximum(count_Q, 1)], len(self.end_Q)
+        near = np.flatnonzero(self.differing_N <= zeta)
+        query_R, score_R = self.query_N[near], self.score_N[near]
+        last_R = last_Q[query_R]
+        right_Q = np.bincount(query_R[score_R >= last_R], minlength=queries)
+        if (self.sorted_N[self.end_Q - count_Q - 1] == last_Q).any():  # seldom
+            reach_N = self.score_N >= last_Q[self.query_N]
+            behind_Q = np.bincount(self.query_N[reach_N], minlength=queries) - count_Q
+            right_Q -= np.minimum(behind_Q, np.bincount(query_R[score_R == last_R], minlength=queries))
+        return right_Q
+
+
+def _answers(
+    rows: Integers, gallery: slice, asked: _Labelled, searched: _Labelled
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Returns how many labels differ (queries, sets), and R (queries, zetas)."""
+    sets, of_query = np.unique(asked.of_row[rows], return_inverse=True)  # queries share them
+    differing_SU = differing_labels(asked.sets[sets], searched.sets)
+    differing_SU[:, ~searched.sets.any(axis=1)] = max(ZETAS) + 1  # near to nothing
+    sizes_U = np.bincount(searched.of_row[gallery], minlength=len(searched.sets)).astype(np.float64)  # for BLAS
+    counts_SZ = np.stack([(differing_SU <= zeta) @ sizes_U for zeta in ZETAS], axis=1)
+    return differing_SU[of_query], counts_SZ[of_query].astype(np.int64)
+
+
+def _promising(scores_QG: Numbers, counts_Q: Integers) -> tuple[Integers, Integers]:
+    """Returns places among all scores, and their queries.
+
+    They hold a query's `count` greatest scores, all that equal the last, and few others: a sample tells which.
+    """
+    queries, gallery = scores_QG.shape
+    sample_QS = np.sort(scores_QG[:, ::SAMPLED], axis=1)
+    expected_Q = counts_Q / SAMPLED
+    behind_Q = np.minimum(expected_Q + 3 * expected_Q**0.5 + 3, sample_QS.shape[1]).astype(np.int64)
+    above_QG = scores_QG >= sample_QS[np.arange(queries), -behind_Q, None]
+    found_Q = np.array([np.count_nonzero(row) for row in above_QG])  # faster than along an axis
+    above_QG[found_Q < counts_Q] = True
+    return np.flatnonzero(above_QG), np.repeat(np.arange(queries), np.where(found_Q < counts_Q, gallery, found_Q))
 
 
 def _mean(queries: Side, values: list[Floats]) -> PlausibleAnswers:
