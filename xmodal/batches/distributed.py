@@ -149,12 +149,13 @@ class WholeBatchNorm(nn.Module):
 
     def _by_whole_batch(self, rows: Tensor, counts_R: Tensor | None) -> Tensor:
         with torch.autocast(rows.device.type, enabled=False):
-            rows = rows.to(self.weight.dtype)
-            mean_C, variance_C, unbiased_C, centred = _statistics(rows, counts_R)
+            flat_RC = rows.to(self.weight.dtype).flatten(0, -2)
+            counts_R = _own_counts(rows, len(flat_RC)) if counts_R is None else counts_R
+            normal_RC, mean_C, unbiased_C = _Normalise.apply(flat_RC, counts_R, self.weight, self.bias, self.epsilon)
             with torch.no_grad():
                 self.running_mean.lerp_(mean_C, MOMENTUM)
                 self.running_var.lerp_(unbiased_C, MOMENTUM)
-            return torch.addcmul(self.bias, centred, (variance_C + self.epsilon).rsqrt() * self.weight)
+            return cast(Tensor, normal_RC).view_as(rows)
 
 
 class WholeBatchNorm2d(nn.BatchNorm2d):
@@ -168,14 +169,15 @@ class WholeBatchNorm2d(nn.BatchNorm2d):
         assert running_mean is not None
         assert running_var is not None
         assert seen is not None
-        mean_C, variance_C, unbiased_C, _ = _statistics(maps_BCHW.float().permute(0, 2, 3, 1))
+        maps_BHWC = maps_BCHW.permute(0, 2, 3, 1)
+        flat_RC = maps_BHWC.float().flatten(0, 2)
+        counts_R = _own_counts(maps_BCHW, len(flat_RC))
+        normal_RC, mean_C, unbiased_C = _Normalise.apply(flat_RC, counts_R, self.weight, self.bias, self.eps)
         with torch.no_grad():
             running_mean.lerp_(mean_C, self.momentum)
             running_var.lerp_(unbiased_C, self.momentum)
             seen.add_(1)
-        scale_C = (variance_C + self.eps).rsqrt() * self.weight
-        shift_C = self.bias - mean_C * scale_C
-        return (maps_BCHW * scale_C[:, None, None] + shift_C[:, None, None]).to(maps_BCHW.dtype)
+        return cast(Tensor, normal_RC).view_as(maps_BHWC).permute(0, 3, 1, 2).to(maps_BCHW.dtype)
 
 
 def normalise_whole_batches(network: nn.Module) -> nn.Module:
@@ -199,26 +201,14 @@ def _of_all(rows: int) -> int:
     return rows * world() - whole.borrowed * (rows // whole.samples)
 
 
-def _statistics(rows: Tensor, counts_R: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Mean, variance and unbiased variance (C,) of the vectors that all processes have; own rows without the mean.
-
-    Vectors are those of (B, …, C) without borrowed rows, or of (R, C), each counted so often.
-    """
-
-    def own_sum(values: Tensor) -> Tensor:
-        if counts_R is not None:
-            return counts_R.to(values) @ values
-        return values[: own_rows(len(values))].sum(dim=list(range(values.dim() - 1)))
-
-    sums = _total(torch.cat([own_sum(rows), own_sum(rows.new_ones(*rows.shape[:-1], 1))]))
-    mean_C, count = sums[:-1] / sums[-1], sums[-1]
-    centred = rows - mean_C
-    squares_C = _total(own_sum(centred.square()))
-    return mean_C, squares_C / count, squares_C / (count - 1).clamp(min=1), centred
+def _own_counts(batch: Tensor, rows: int) -> Tensor:
+    """(R,): 1 for each of a batch's rows, which are several of each sample, 0 for borrowed ones."""
+    return (torch.arange(len(batch), device=batch.device) < own_rows(len(batch))).repeat_interleave(rows // len(batch))
 
 
-def _total(values_C: Tensor) -> Tensor:
-    return values_C if world() == 1 else cast(Tensor, _Gather.apply(values_C[None])).sum(dim=0)
+def _total(values: Tensor) -> Tensor:
+    """The sum over all processes, without a gradient."""
+    return values if world() == 1 else stacked(values).sum(dim=0)
 
 
 def average_gradients(parameters: Iterable[nn.Parameter]) -> None:
@@ -289,3 +279,36 @@ class _Gather(torch.autograd.Function):
         whole = gradient.clone(memory_format=torch.contiguous_format)
         distributed.all_reduce(whole)
         return whole.chunk(world())[rank()]
+
+
+class _Normalise(torch.autograd.Function):
+    """Batch norm of rows (R, C) that are each counted so often, by those of all processes.
+
+    Also returns the mean and the unbiased variance. Its gradient is written out: recorded, it would take twice the
+    operations.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any, rows_RC: Tensor, counts_R: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        counts_R = counts_R.to(rows_RC)
+        sums = _total(torch.cat([counts_R @ rows_RC, counts_R.sum()[None]]))
+        mean_C, count = sums[:-1] / sums[-1], sums[-1]
+        centred_RC = rows_RC - mean_C
+        squares_C = _total(counts_R @ centred_RC.square())
+        scale_C = (squares_C / count + epsilon).rsqrt()
+        context.save_for_backward(centred_RC, counts_R / count, scale_C, weight_C)
+        unbiased_C = squares_C / (count - 1).clamp(min=1)
+        context.mark_non_differentiable(mean_C, unbiased_C)
+        context.set_materialize_grads(False)  # these have none
+        return torch.addcmul(bias_C, centred_RC, scale_C * weight_C), mean_C, unbiased_C
+
+    @staticmethod
+    def backward(context: Any, gradient_RC: Tensor, *_: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
+        centred_RC, shares_R, scale_C, weight_C = context.saved_tensors
+        own_2C = torch.stack([gradient_RC.sum(dim=0), (gradient_RC * centred_RC).sum(dim=0)])
+        of_mean_C, of_spread_C = _total(own_2C)
+        common_RC = torch.addcmul(of_mean_C, centred_RC, of_spread_C * scale_C.square())
+        rows_RC = torch.addcmul(gradient_RC, common_RC, shares_R[:, None], value=-1) * (scale_C * weight_C)
+        return rows_RC, None, own_2C[1] * scale_C, own_2C[0], None
