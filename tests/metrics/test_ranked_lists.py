@@ -280,6 +280,11 @@ def test_labels_that_cannot_be_judged_are_refused() -> None:
         plausible_answers(Similarities.of(np.zeros((2, 2))), np.zeros_like(one), one)
     with pytest.raises(ValueError, match="2 labelled visual rows have no plausible answer"):
         plausible_answers(Similarities.of(np.zeros((2, 2))), one, two)
+    none_in_the_first = [(slice(0, 1), slice(0, 1)), WHOLE]
+    with pytest.raises(ValueError, match="1 labelled visual rows have no plausible answer"):
+        plausible_answers(
+            Similarities.of(np.zeros((2, 2))), one, one * np.array([[0], [1]], np.uint64), none_in_the_first
+        )
 
 
 @given(judged(), st.sampled_from(GRIDS), st.integers(50, 400))

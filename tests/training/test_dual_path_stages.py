@@ -253,6 +253,31 @@ def test_two_processes_take_the_step_of_one(tmp_path: Path, name: str) -> None:
                 torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-3)
 
 
+def half_of_maps(folder: str) -> None:
+    """Maps of half of a batch in half precision, normalised by those of both processes."""
+    with distributed.process_group("cpu"), torch.autocast("cpu", torch.bfloat16):
+        norm, rank = distributed.WholeBatchNorm2d(3), distributed.rank()
+        maps = norm(maps_of_a_batch()[3 * rank : 3 * rank + 3])
+    torch.save([maps, norm.running_mean, norm.running_var], f"{folder}/{rank}.pt")
+
+
+def maps_of_a_batch() -> Tensor:
+    return torch.randn(6, 3, 40, 40, generator=torch.Generator().manual_seed(0)).add(3).bfloat16()
+
+
+def test_batch_norm_of_half_precision_has_the_statistics_of_single(tmp_path: Path) -> None:
+    assert processes(2, half_of_maps, str(tmp_path)) == [0, 0]
+    whole, maps = nn.BatchNorm2d(3), maps_of_a_batch()
+    expected = whole(maps.float()).detach().bfloat16()
+    assert whole.running_mean is not None
+    assert whole.running_var is not None
+    for rank, (found, mean, variance) in enumerate(torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)):
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, expected[3 * rank : 3 * rank + 3])
+        torch.testing.assert_close(mean, whole.running_mean, atol=0, rtol=1e-6)
+        torch.testing.assert_close(variance, whole.running_var, atol=0, rtol=1e-6)
+
+
 def split_losses(folder: str) -> None:
     """Losses, errors and gradients of whole numbers, whose highest logits are often several."""
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

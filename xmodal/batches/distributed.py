@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.functional import batch_norm, pad
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -142,20 +143,10 @@ class WholeBatchNorm(nn.Module):
         """(B, C) or (B, L, C), of which one vector is seen as in evaluation; or (R, C) by their counts."""
         learns = self.training and (counts_R is not None or _of_all(len(rows)) * rows.shape[1:-1].numel() > 1)
         if learns and (counts_R is not None or world() > 1):
-            return self._by_whole_batch(rows, counts_R)
+            return _by_whole_batch(self, rows, counts_R, self.epsilon, MOMENTUM)
         statistics, weights = (self.running_mean, self.running_var), (self.weight, self.bias)
         flat = batch_norm(rows.flatten(0, -2), *statistics, *weights, learns, MOMENTUM, self.epsilon)
         return flat.view_as(rows)
-
-    def _by_whole_batch(self, rows: Tensor, counts_R: Tensor | None) -> Tensor:
-        with torch.autocast(rows.device.type, enabled=False):
-            flat_RC = rows.to(self.weight.dtype).flatten(0, -2)
-            counts_R = _own_counts(rows, len(flat_RC)) if counts_R is None else counts_R
-            normal_RC, mean_C, unbiased_C = _Normalise.apply(flat_RC, counts_R, self.weight, self.bias, self.epsilon)
-            with torch.no_grad():
-                self.running_mean.lerp_(mean_C, MOMENTUM)
-                self.running_var.lerp_(unbiased_C, MOMENTUM)
-            return cast(Tensor, normal_RC).view_as(rows)
 
 
 class WholeBatchNorm2d(nn.BatchNorm2d):
@@ -164,20 +155,27 @@ class WholeBatchNorm2d(nn.BatchNorm2d):
     def forward(self, maps_BCHW: Tensor) -> Tensor:
         if not self.training or world() == 1:
             return super().forward(maps_BCHW)
-        running_mean, running_var, seen = self.running_mean, self.running_var, self.num_batches_tracked
         assert self.momentum is not None
-        assert running_mean is not None
-        assert running_var is not None
-        assert seen is not None
-        maps_BHWC = maps_BCHW.permute(0, 2, 3, 1)
-        flat_RC = maps_BHWC.float().flatten(0, 2)
-        counts_R = _own_counts(maps_BCHW, len(flat_RC))
-        normal_RC, mean_C, unbiased_C = _Normalise.apply(flat_RC, counts_R, self.weight, self.bias, self.eps)
-        with torch.no_grad():
-            running_mean.lerp_(mean_C, self.momentum)
-            running_var.lerp_(unbiased_C, self.momentum)
-            seen.add_(1)
-        return cast(Tensor, normal_RC).view_as(maps_BHWC).permute(0, 3, 1, 2).to(maps_BCHW.dtype)
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        normal_BHWC = _by_whole_batch(self, maps_BCHW.permute(0, 2, 3, 1), None, self.eps, self.momentum)
+        return normal_BHWC.permute(0, 3, 1, 2).to(maps_BCHW.dtype)
+
+
+def _by_whole_batch(
+    norm: WholeBatchNorm | WholeBatchNorm2d, rows: Tensor, counts_R: Tensor | None, epsilon: float, momentum: float
+) -> Tensor:
+    """Normalises rows (B, …, C) by those of all processes, or (R, C) that are each counted so often."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    counts_R = torch.arange(len(rows), device=rows.device) < own_rows(len(rows)) if counts_R is None else counts_R
+    rows = rows.to(norm.weight.dtype)  # a batch's mean is finer than half precision
+    counts = counts_R.to(rows).view(-1, *[1] * (rows.dim() - 1))
+    normal, mean_C, variance_C = _Normalise.apply(rows, counts, norm.weight, norm.bias, epsilon)
+    with torch.no_grad():
+        norm.running_mean.lerp_(mean_C, momentum)
+        norm.running_var.lerp_(variance_C, momentum)
+    return cast(Tensor, normal)
 
 
 def normalise_whole_batches(network: nn.Module) -> nn.Module:
@@ -199,11 +197,6 @@ def _of_all(rows: int) -> int:
     """The number of all processes' rows without borrowed ones, where each process has so many."""
     whole = _whole.get() or WholeBatch()
     return rows * world() - whole.borrowed * (rows // whole.samples)
-
-
-def _own_counts(batch: Tensor, rows: int) -> Tensor:
-    """(R,): 1 for each of a batch's rows, which are several of each sample, 0 for borrowed ones."""
-    return (torch.arange(len(batch), device=batch.device) < own_rows(len(batch))).repeat_interleave(rows // len(batch))
 
 
 def _total(values: Tensor) -> Tensor:
@@ -282,33 +275,36 @@ class _Gather(torch.autograd.Function):
 
 
 class _Normalise(torch.autograd.Function):
-    """Batch norm of rows (R, C) that are each counted so often, by those of all processes.
+    """Batch norm of rows (B, …, C) over all processes; row b counts `counts[b]` times.
 
-    Also returns the mean and the unbiased variance. Its gradient is written out: recorded, it would take twice the
+    Also returns the mean and the unbiased variance. The gradient is written out, since autograd's takes twice the
     operations.
     """
 
     @staticmethod
     def forward(
-        context: Any, rows_RC: Tensor, counts_R: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float
+        context: Any, rows: Tensor, counts: Tensor, weight_C: Tensor, bias_C: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        counts_R = counts_R.to(rows_RC)
-        sums = _total(torch.cat([counts_R @ rows_RC, counts_R.sum()[None]]))
+        dims = list(range(rows.dim() - 1))
+        own_count = counts.sum() * rows.shape[1:-1].numel()
+        sums = _total(torch.cat([(rows * counts).sum(dims), own_count[None]]))
         mean_C, count = sums[:-1] / sums[-1], sums[-1]
-        centred_RC = rows_RC - mean_C
-        squares_C = _total(counts_R @ centred_RC.square())
+        centred = rows - mean_C
+        squares_C = _total((centred.square() * counts).sum(dims))
         scale_C = (squares_C / count + epsilon).rsqrt()
-        context.save_for_backward(centred_RC, counts_R / count, scale_C, weight_C)
-        unbiased_C = squares_C / (count - 1).clamp(min=1)
-        context.mark_non_differentiable(mean_C, unbiased_C)
-        context.set_materialize_grads(False)  # these have none
-        return torch.addcmul(bias_C, centred_RC, scale_C * weight_C), mean_C, unbiased_C
+        context.save_for_backward(centred, counts / count, scale_C, weight_C)
+        variance_C = squares_C / (count - 1).clamp(min=1)
+        context.mark_non_differentiable(mean_C, variance_C)
+        return torch.addcmul(bias_C, centred, scale_C * weight_C), mean_C, variance_C
 
     @staticmethod
-    def backward(context: Any, gradient_RC: Tensor, *_: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
-        centred_RC, shares_R, scale_C, weight_C = context.saved_tensors
-        own_2C = torch.stack([gradient_RC.sum(dim=0), (gradient_RC * centred_RC).sum(dim=0)])
-        of_mean_C, of_spread_C = _total(own_2C)
-        common_RC = torch.addcmul(of_mean_C, centred_RC, of_spread_C * scale_C.square())
-        rows_RC = torch.addcmul(gradient_RC, common_RC, shares_R[:, None], value=-1) * (scale_C * weight_C)
-        return rows_RC, None, own_2C[1] * scale_C, own_2C[0], None
+    @once_differentiable
+    def backward(context: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
+        # all gradients are `world` times one process' (see `_Gather`)
+        centred, shares, scale_C, weight_C = context.saved_tensors
+        dims = list(range(gradient.dim() - 1))
+        own_2C = torch.stack([gradient.sum(dims), (gradient * centred).sum(dims)])
+        sum_C, by_centred_C = _total(own_2C)
+        common = torch.addcmul(sum_C, centred, by_centred_C * scale_C.square())
+        of_rows = torch.addcmul(gradient, common, shares, value=-1) * (scale_C * weight_C)
+        return of_rows, None, own_2C[1] * scale_C, own_2C[0], None

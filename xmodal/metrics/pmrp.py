@@ -27,7 +27,7 @@ from xmodal.metrics.similarities import (
 
 ZETAS = (0, 1, 2)
 SAMPLED = 31  # every so many columns; no multiple of an item's captions
-CELLS = 2**20  # at once: what a processor's cache holds
+CELLS = 2**20  # scores judged at once: about what a processor's cache holds
 
 
 @dataclass(frozen=True)
@@ -112,26 +112,26 @@ def _of_direction(
 def _shares(scores_QG: Numbers, rows: Integers, gallery: slice, asked: _Labelled, searched: _Labelled) -> Floats:
     """Returns (queries, 2, zetas): the share of the first R, and of the whole gallery, that is right."""
     differing_QU, counts_QZ = _answers(rows, gallery, asked, searched)
-    place_N, query_N = _promising(scores_QG, counts_QZ[:, -1])
-    set_N = searched.of_row[gallery].take(place_N - query_N * scores_QG.shape[1])
+    cell_N, query_N = _likely_first(scores_QG, counts_QZ[:, -1])
+    set_N = searched.of_row[gallery].take(cell_N - query_N * scores_QG.shape[1])
     differing_N = differing_QU.take(query_N * differing_QU.shape[1] + set_N)
-    first = _Promising.of(query_N, scores_QG.take(place_N), differing_N, len(rows))
+    first = _Promising.of(query_N, scores_QG.take(cell_N), differing_N, len(rows))
     found = np.empty((len(rows), 2, len(ZETAS)))
     for zeta, count_Q in zip(ZETAS, counts_QZ.T, strict=True):
         found[:, 0, zeta] = first.right(zeta, count_Q) / np.where(count_Q, count_Q, np.nan)
-        found[:, 1, zeta] = count_Q / len(searched.rows(gallery))
+        found[:, 1, zeta] = count_Q / max(len(searched.rows(gallery)), 1)  # where none is labelled `_mean` refuses
     return found
 
 
 @dataclass(frozen=True, eq=False)
 class _Promising:
-    """Lists answers query by query; N of them."""
+    """Lists answers query by query: the first R, all that equal the last of them, and perhaps others behind."""
 
     query_N: Integers
     score_N: Numbers
-    differing_N: Integers  # labels
-    sorted_N: Numbers  # a query's scores, rising
-    end_Q: Integers  # a query's last place in N, and one
+    differing_N: Integers  # labels in which it differs from the query
+    sorted_N: Numbers  # each query's scores, rising
+    end_Q: Integers  # where a query's answers end
 
     @classmethod
     def of(cls, query_N: Integers, score_N: Numbers, differing_N: Integers, queries: int) -> "_Promising":
@@ -141,16 +141,20 @@ class _Promising:
         return cls(query_N, score_N, differing_N, sorted_N, end_Q)
 
     def right(self, zeta: int, count_Q: Integers) -> Integers:
-        """Counts right ones among the first `count`; where a tie goes on behind these, its right ones are behind."""
+        """Counts right ones among the first `count`.
+
+        Where a tie goes on beyond them, its right answers count as being beyond.
+        """
         last_Q, queries = self.sorted_N[self.end_Q - np.maximum(count_Q, 1)], len(self.end_Q)
         near = np.flatnonzero(self.differing_N <= zeta)
         query_R, score_R = self.query_N[near], self.score_N[near]
         last_R = last_Q[query_R]
         right_Q = np.bincount(query_R[score_R >= last_R], minlength=queries)
-        if (self.sorted_N[self.end_Q - count_Q - 1] == last_Q).any():  # seldom
+        next_Q = self.sorted_N[self.end_Q - count_Q - 1]  # another query's where there is none: then nothing is beyond
+        if (next_Q == last_Q).any():  # seldom
             reach_N = self.score_N >= last_Q[self.query_N]
-            behind_Q = np.bincount(self.query_N[reach_N], minlength=queries) - count_Q
-            right_Q -= np.minimum(behind_Q, np.bincount(query_R[score_R == last_R], minlength=queries))
+            beyond_Q = np.bincount(self.query_N[reach_N], minlength=queries) - count_Q
+            right_Q -= np.minimum(beyond_Q, np.bincount(query_R[score_R == last_R], minlength=queries))
         return right_Q
 
 
@@ -166,8 +170,8 @@ def _answers(
     return differing_SU[of_query], counts_SZ[of_query].astype(np.int64)
 
 
-def _promising(scores_QG: Numbers, counts_Q: Integers) -> tuple[Integers, Integers]:
-    """Returns places among all scores, and their queries.
+def _likely_first(scores_QG: Numbers, counts_Q: Integers) -> tuple[Integers, Integers]:
+    """Returns cells of the scores, query by query, and their queries.
 
     They hold a query's `count` greatest scores, all that equal the last, and few others: a sample tells which.
     """
