@@ -25,6 +25,7 @@ LIBRARY = (  # the rooms and modules of xmodal: each imports only from those bef
         "features",
         "detection",
         "detectors",
+        "ranking",
         "metrics",
         "batches",
         "losses",
@@ -52,7 +53,6 @@ OF_ONE_KIND = (
     "xmodal/corpora",
     "xmodal/models",
     "xmodal/detectors",
-    "xmodal/metrics",
     "pipelines/stages",
     "pipelines/demo",
 )

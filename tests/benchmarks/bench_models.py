@@ -39,14 +39,14 @@ from xmodal.evaluation import released_weights
 from xmodal.features.feature_spec import FeatureSpec
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.pmrp import ZETAS, plausible_answers
-from xmodal.metrics.ranks import Both, fold_windows, ranks
-from xmodal.metrics.relevance import Pairs, pack_labels
-from xmodal.metrics.similarities import WHOLE, Similarities
 from xmodal.models import Inputs
 from xmodal.models.pcme import PCME_COCO
 from xmodal.models.pvse import PVSE, PVSE_COCO
 from xmodal.models.scan import SCAN_COCO, Encoded, SCANConfig
 from xmodal.models.vsepp import VSEPP_COCO
+from xmodal.ranking.ranks import Both, fold_windows, ranks
+from xmodal.ranking.relevance import Pairs, pack_labels
+from xmodal.ranking.similarities import WHOLE, Similarities
 from xmodal.recipes import Phase, Recipe
 from xmodal.training import optimisers
 from xmodal.training.checkpoint import Log, TrainingState

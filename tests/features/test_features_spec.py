@@ -108,7 +108,7 @@ def test_a_spec_is_a_frozen_value() -> None:
     assert hash(spec) == hash(FeatureSpec("regions", (36, 2048)))
 
 
-@pytest.mark.parametrize("module", ["xmodal", "xmodal.features.store", "xmodal.metrics.ranks", "xmodal.models"])
+@pytest.mark.parametrize("module", ["xmodal", "xmodal.features.store", "xmodal.ranking.ranks", "xmodal.models"])
 def test_import_needs_no_torch(module: str) -> None:
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

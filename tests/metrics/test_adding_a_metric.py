@@ -15,7 +15,7 @@ from pipelines.papers.reproduction import measured
 from xmodal.errors import UserError
 from xmodal.metrics.protocols import Gallery, Metrics, all_metrics
 from xmodal.metrics.reports import Report
-from xmodal.metrics.similarities import Similarities
+from xmodal.ranking.similarities import Similarities
 
 OWNERS = np.arange(12) // 2
 GALLERY = Gallery([f"i{row}" for row in range(6)], [f"c{row}" for row in range(12)], OWNERS)
@@ -27,7 +27,7 @@ RECIPROCAL = '''
 import numpy as np
 
 from xmodal.metrics import Column, Metric
-from xmodal.metrics.ranks import Ranks
+from xmodal.ranking.ranks import Ranks
 
 METRIC = Metric(
     "toy_reciprocal",
@@ -40,7 +40,7 @@ LAST = '''
 """Where the last right answer stands, as a share of the gallery."""
 
 from xmodal.metrics import Column, Metric
-from xmodal.metrics.ranked_lists import RelevantRanks
+from xmodal.ranking.ranked_lists import RelevantRanks
 
 METRIC = Metric(
     "toy_last_rank",

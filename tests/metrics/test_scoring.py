@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pipelines.cli import main
 from pipelines.engine.build_options import BuildOptions
 from pipelines.upkeep.corpus_build import CorpusBuild
-from tests.metrics.test_ranked_lists import LIST_COLUMNS, slow_hits, slow_metrics, slow_pmrp
+from tests.ranking.test_ranked_lists import LIST_COLUMNS, slow_hits, slow_metrics, slow_pmrp
 from xmodal.corpora import load
 from xmodal.errors import UserError
 from xmodal.evaluation.matrix_metrics import score, write_ids
@@ -30,9 +30,9 @@ from xmodal.metrics.protocols import (
     plausible_scores,
     rank_scores,
 )
-from xmodal.metrics.ranks import fold_windows, ranks
-from xmodal.metrics.relevance import Classes, pack_names
-from xmodal.metrics.similarities import Similarities
+from xmodal.ranking.ranks import fold_windows, ranks
+from xmodal.ranking.relevance import Classes, pack_names
+from xmodal.ranking.similarities import Similarities
 from xmodal.raw.raw_files import Raw
 from xmodal.records.tables import Caption, Item, Label, Row, Split
 from xmodal.root.storage import open_storage

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.golden import golden
 from xmodal.metrics.protocols import Gallery, all_metrics
 from xmodal.metrics.sentence_recall import sentence_ranks
-from xmodal.metrics.similarities import Similarities
+from xmodal.ranking.similarities import Similarities
 
 
 def metrics_of(texts: Similarities | None, owners: "np.typing.NDArray[np.int64]") -> list[float | None]:

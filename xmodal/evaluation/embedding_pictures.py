@@ -22,7 +22,7 @@ from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.features.contact_sheets import DrawnPicture, save_sheets
 from xmodal.media.charts import Series, Titles, scatter_chart
 from xmodal.media.drawing import labelled, side_by_side
-from xmodal.metrics.similarities import cuts
+from xmodal.ranking.similarities import cuts
 from xmodal.training.run_setup import Setup
 from xmodal.training.validation import floats, on_device
 

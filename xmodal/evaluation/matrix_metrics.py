@@ -14,7 +14,7 @@ import numpy as np
 from xmodal.errors import UserError
 from xmodal.metrics.protocols import Gallery, all_metrics, eccv, labels_of
 from xmodal.metrics.reports import Report
-from xmodal.metrics.similarities import Numbers, Similarities, cuts
+from xmodal.ranking.similarities import Numbers, Similarities, cuts
 from xmodal.recipes import View
 from xmodal.records.views import captions_by_item, splits
 from xmodal.root.files import sha256_of

@@ -18,9 +18,9 @@ from xmodal.evaluation.run_metrics import count_shared, load, open_run, report_o
 from xmodal.metrics.nearest_regions import nearest_region_distances
 from xmodal.metrics.protocols import Gallery
 from xmodal.metrics.reports import Report
-from xmodal.metrics.similarities import Numbers, Similarities
 from xmodal.models import MeasuringDistances, Scorer
 from xmodal.models.two_branch import combined_distance
+from xmodal.ranking.similarities import Numbers, Similarities
 from xmodal.recipes import View
 from xmodal.root.identity import fingerprint
 from xmodal.training import run_folder

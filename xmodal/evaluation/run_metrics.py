@@ -16,8 +16,8 @@ from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import Gallery, all_metrics, eccv, labels_of
 from xmodal.metrics.reports import Report
-from xmodal.metrics.similarities import Similarities, cached_on_disk
 from xmodal.models import Scorer, Storing
+from xmodal.ranking.similarities import Similarities, cached_on_disk
 from xmodal.recipes import Config, Features, Tokens, View
 from xmodal.records.views import items_with_captions
 from xmodal.root.identity import fingerprint

@@ -22,7 +22,7 @@ from xmodal.evaluation.attention_pictures import grid_network
 from xmodal.evaluation.run_metrics import OpenedRun, open_run
 from xmodal.features.torchvision_models import STRIDE
 from xmodal.losses.gaussians import Gaussians
-from xmodal.metrics.similarities import cuts
+from xmodal.ranking.similarities import cuts
 from xmodal.text.vocabularies import END, START, UNKNOWN
 from xmodal.training.picture_crops import PictureReader
 from xmodal.training.run_setup import Setup

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from xmodal.metrics.similarities import cuts
+from xmodal.ranking.similarities import cuts
 
 OfMeans = Literal["mean", "l2", "min", "max"]
 OfSigmas = Literal[

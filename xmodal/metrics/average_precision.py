@@ -6,7 +6,7 @@ Both are defined in docs/models.md#pcme-evaluation and docs/models.md#dual-path-
 import numpy as np
 
 from xmodal.metrics import Column, Metric
-from xmodal.metrics.ranked_lists import Floats, RelevantRanks
+from xmodal.ranking.ranked_lists import Floats, RelevantRanks
 
 
 def average_precision(found: RelevantRanks) -> list[Floats]:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from xmodal.metrics import Column, Metric
-from xmodal.metrics.ranks import Ranks
+from xmodal.ranking.ranks import Ranks
 
 
 def typical_ranks(found: Ranks) -> list[float]:

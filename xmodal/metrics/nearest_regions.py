@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.metrics.similarities import Integers, Numbers, cuts
+from xmodal.ranking.similarities import Integers, Numbers, cuts
 
 NUMBERS_AT_ONCE = 1 << 24  # distances in memory together
 

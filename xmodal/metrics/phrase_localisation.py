@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.detection.box_geometry import Boxes, iou_by_sides, suppress
-from xmodal.metrics.similarities import Integers, Numbers, cuts
 from xmodal.number_rules import above_zero, shares
+from xmodal.ranking.similarities import Integers, Numbers, cuts
 
 FIRST = (1, 5, 10)
 LEAST_OVERLAP = 0.5

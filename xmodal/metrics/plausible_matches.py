@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.metrics.relevance import differing_labels, pack_names
-from xmodal.metrics.similarities import Integers
+from xmodal.ranking.relevance import differing_labels, pack_names
+from xmodal.ranking.similarities import Integers
 from xmodal.records.tables import read_columns
 from xmodal.root.outputs import Output
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xmodal.metrics import Column, Metric
-from xmodal.metrics.ranked_lists import Floats
-from xmodal.metrics.relevance import RelevanceTable, differing_labels
-from xmodal.metrics.similarities import (
+from xmodal.ranking.ranked_lists import Floats
+from xmodal.ranking.relevance import RelevanceTable, differing_labels
+from xmodal.ranking.similarities import (
     SIDES,
     WHOLE,
     Integers,

@@ -1,7 +1,7 @@
 """Precision at k, divided by k also in a smaller gallery, as PCME has it."""
 
 from xmodal.metrics import Column, Metric
-from xmodal.metrics.ranked_lists import Floats, RelevantRanks
+from xmodal.ranking.ranked_lists import Floats, RelevantRanks
 
 FIRST = (1, 5, 10, 50, 100)
 SHOWN = (1, 5, 10)  # in text; JSON has all

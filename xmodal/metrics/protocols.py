@@ -21,10 +21,10 @@ from xmodal import metrics as room
 from xmodal.errors import UserError
 from xmodal.metrics import Column, Metric
 from xmodal.metrics.pmrp import PlausibleAnswers, plausible_answers
-from xmodal.metrics.ranked_lists import Floats, RelevantRanks, relevant_ranks
-from xmodal.metrics.ranks import Both, Ranks, fold_windows, ranks
-from xmodal.metrics.relevance import Classes, Pairs, Relevance, pack_names
-from xmodal.metrics.similarities import SIDES, WHOLE, Integers, Side, Similarities, Window
+from xmodal.ranking.ranked_lists import Floats, RelevantRanks, relevant_ranks
+from xmodal.ranking.ranks import Both, Ranks, fold_windows, ranks
+from xmodal.ranking.relevance import Classes, Pairs, Relevance, pack_names
+from xmodal.ranking.similarities import SIDES, WHOLE, Integers, Side, Similarities, Window
 from xmodal.records.tables import Label, read_rows
 from xmodal.root.outputs import Output
 

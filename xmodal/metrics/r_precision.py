@@ -1,7 +1,7 @@
 """R-Precision: the share of right answers among the first R, of R right ones, beside chance."""
 
 from xmodal.metrics import Column, Metric
-from xmodal.metrics.ranked_lists import Floats, RelevantRanks
+from xmodal.ranking.ranked_lists import Floats, RelevantRanks
 
 
 def r_precision(found: RelevantRanks) -> list[Floats]:

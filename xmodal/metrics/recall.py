@@ -3,7 +3,7 @@
 import numpy as np
 
 from xmodal.metrics import Column, Metric
-from xmodal.metrics.ranks import Ranks
+from xmodal.ranking.ranks import Ranks
 
 FIRST = (1, 5, 10)
 

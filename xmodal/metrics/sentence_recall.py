@@ -7,7 +7,7 @@ import numpy as np
 from xmodal.metrics import Column, Metric
 from xmodal.metrics.protocols import Comparison
 from xmodal.metrics.recall import FIRST
-from xmodal.metrics.similarities import Integers, Similarities, query_blocks
+from xmodal.ranking.similarities import Integers, Similarities, query_blocks
 
 
 def sentence_ranks(texts: Similarities, items_T: Integers) -> Integers:

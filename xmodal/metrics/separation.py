@@ -6,8 +6,8 @@ import numpy as np
 
 from xmodal.metrics import Column, Metric
 from xmodal.metrics.protocols import Comparison
-from xmodal.metrics.relevance import Relevance
-from xmodal.metrics.similarities import Similarities
+from xmodal.ranking.relevance import Relevance
+from xmodal.ranking.similarities import Similarities
 
 ROUNDING = 2**-7  # by which a cosine may leave [-1, 1]: two steps of bfloat16, the coarsest of scores
 

@@ -22,8 +22,8 @@ from xmodal.errors import UserError
 from xmodal.features.opening import describe_network
 from xmodal.features.store import FeatureStore
 from xmodal.metrics.protocols import headline, labels_of
-from xmodal.metrics.similarities import cuts
 from xmodal.models import Scorer, Solvable, Trainable
+from xmodal.ranking.similarities import cuts
 from xmodal.recipes import Features, Recipe
 from xmodal.root.storage import LocalStorage
 from xmodal.training import checkpoint, run_folder

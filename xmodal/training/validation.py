@@ -19,10 +19,10 @@ from xmodal.batches.reader import Reader
 from xmodal.errors import UserError
 from xmodal.metrics.phrase_localisation import FIRST, localise
 from xmodal.metrics.protocols import NO_LABELS, Gallery, Labels, Scores, recall_by_gallery
-from xmodal.metrics.ranks import Both, ranks
-from xmodal.metrics.similarities import Numbers, Similarities, cuts
 from xmodal.models import ComparingTexts, MeasuringDistances, Observing, Scorer
 from xmodal.progress import Progress
+from xmodal.ranking.ranks import Both, ranks
+from xmodal.ranking.similarities import Numbers, Similarities, cuts
 from xmodal.recipes import Recipe, View
 from xmodal.training.picture_crops import PixelReader
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from xmodal.metrics.relevance import Classes, LabelBits, Pairs, Relevance, pack_labels
+from xmodal.ranking.relevance import Classes, LabelBits, Pairs, Relevance, pack_labels
 
 ALL = slice(None)
 

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.metrics.relevance import Relevance, RelevanceTable
-from xmodal.metrics.similarities import SIDES, WHOLE, Integers, Numbers, Similarities, Window, bounded
+from xmodal.ranking.relevance import Relevance, RelevanceTable
+from xmodal.ranking.similarities import SIDES, WHOLE, Integers, Numbers, Similarities, Window, bounded
 
 Ties = Literal["against", "for"]
 

@@ -14,16 +14,16 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from tests.golden import golden
-from tests.metrics.test_ranks import GRIDS, judged
+from tests.ranking.test_ranks import GRIDS, judged
 from xmodal.metrics import pmrp
 from xmodal.metrics.pmrp import SAMPLED, ZETAS, PlausibleAnswers, plausible_answers
 from xmodal.metrics.precision_at_k import FIRST
 from xmodal.metrics.protocols import list_scores, list_values, plausible_scores, rank_scores
-from xmodal.metrics.ranked_lists import ANSWERS_AT_ONCE, FEW, relevant_ranks
-from xmodal.metrics.ranks import cmc, fold_windows, median_by_cmc, ranks
-from xmodal.metrics.relevance import Classes, LabelBits, Pairs, Relevance, pack_labels
 from xmodal.metrics.separation import separation
-from xmodal.metrics.similarities import SIDES, WHOLE, Side, Similarities, Window, cached_on_disk
+from xmodal.ranking.ranked_lists import ANSWERS_AT_ONCE, FEW, relevant_ranks
+from xmodal.ranking.ranks import cmc, fold_windows, median_by_cmc, ranks
+from xmodal.ranking.relevance import Classes, LabelBits, Pairs, Relevance, pack_labels
+from xmodal.ranking.similarities import SIDES, WHOLE, Side, Similarities, Window, cached_on_disk
 
 Matrix = NDArray[np.generic]
 LIST_COLUMNS = ("R-P", "mAP@R", "mAP", *(f"P@{k}" for k in FIRST))  # of what `slow_metrics` gives

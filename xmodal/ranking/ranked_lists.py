@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.metrics.relevance import Relevance, RelevanceTable
-from xmodal.metrics.similarities import SIDES, Integers, Numbers, Side, Similarities, query_blocks
+from xmodal.ranking.relevance import Relevance, RelevanceTable
+from xmodal.ranking.similarities import SIDES, Integers, Numbers, Side, Similarities, query_blocks
 
 Floats = NDArray[np.float64]
 FEW = 16  # right answers up to which counting is faster than sorting

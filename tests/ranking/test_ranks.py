@@ -10,12 +10,12 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from tests.golden import golden
-from tests.metrics.test_relevance import classes, label_bits, pairs
+from tests.ranking.test_relevance import classes, label_bits, pairs
 from xmodal.metrics.protocols import rank_scores
-from xmodal.metrics.ranks import Ranks, fold_windows, ranks
 from xmodal.metrics.recall import recall
-from xmodal.metrics.relevance import Classes, Pairs, Relevance
-from xmodal.metrics.similarities import Similarities, Window
+from xmodal.ranking.ranks import Ranks, fold_windows, ranks
+from xmodal.ranking.relevance import Classes, Pairs, Relevance
+from xmodal.ranking.similarities import Similarities, Window
 
 GRIDS = [(1, 1), (2, 3), (5, 2), (512, 4096)]
 

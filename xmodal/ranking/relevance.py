@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from xmodal.metrics.similarities import SIDES, Integers, bounds
+from xmodal.ranking.similarities import SIDES, Integers, bounds
 
 RelevanceTable = NDArray[np.bool_]  # (visual rows, text rows)
 
