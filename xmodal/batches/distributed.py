@@ -300,7 +300,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(context: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor, None, Tensor, Tensor, None]:
-        # all gradients are `world` times one process' (see `_Gather`)
+        # gradients come `world` times too large (see `_Gather`) and go on so, as `average_gradients` undoes it
         centred, shares, scale_C, weight_C = context.saved_tensors
         dims = list(range(gradient.dim() - 1))
         own_2C = torch.stack([gradient.sum(dims), (gradient * centred).sum(dims)])
